@@ -1,6 +1,6 @@
 """System checks. Before the first request, the checks report mistakes in the set-up that make protection impossible.
 
-The id of a check never changes its meaning in a later version:
+A later version never uses the id of a check for a different check. These are the ids:
 E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is routed elsewhere, E004 no store for the
 database, E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
 E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under
@@ -53,8 +53,8 @@ def check_settings() -> Iterator[CheckMessage]:
     """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
     in use must exist, and the database routers must allow the key table on this alias.
 
-    Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. The two users can
-    have the same primary key. The two tenants can use the same key table and the same locks of this table.
+    Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
+    can have the same primary key. Two tenants can use the same key table and the same locks for their keys.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)

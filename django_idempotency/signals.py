@@ -1,4 +1,5 @@
-"""This module has the signal `key_event`, which reports what happens to keys. A receiver can count, trace or alert.
+"""This module has the signal `key_event`, which reports what happens to keys. A receiver can count or trace the events,
+or send an alert.
 
 The signal is sent after the COMMIT or the ROLLBACK that the signal reports. If an outer `atomic()` block is open, the
 signal is sent after the COMMIT of the outer block. Receivers run in the request, so a slow receiver makes the request

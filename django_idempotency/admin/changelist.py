@@ -72,8 +72,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # If the URL has a search, a filter or a page number, the page shows no overview of the states, so the page does
-        # not wait for the overview's queries.
+        # If the URL has a search, a filter or a page number, the page shows no overview of the states. Then the page
+        # does not wait for the overview's queries.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -159,9 +159,10 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """Return the scopes to search for: the search text itself, and the scope of the user whose name is the text.
+    """Return the scopes to search for. If the search text is the name of a user, the scope of this user is added.
 
-    If a person has no permission to view users, this person cannot search for the name of a user.
+    The search text itself is always one of the scopes. A person needs the permission to view users in order to search
+    for the name of a user.
     """
     users = get_user_model()
     scopes = {text}

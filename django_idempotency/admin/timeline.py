@@ -31,8 +31,8 @@ Kind = IdempotencyStep.Kind
 class Entry:
     """An `Entry` object is one line of the timeline.
 
-    The argument `facts` has pairs of a label and the HTML that follows the label. If the HTML of a pair is empty, the
-    page does not show the pair.
+    Each item of the argument `facts` has a label, and the HTML that follows the label. If the HTML of an item is empty,
+    the page does not show the item.
     """
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
@@ -117,7 +117,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name and the result of each finished step, which a person needs to make a decision."""
+    """Return the name and the result of each finished step, because a person needs the results to make a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
@@ -192,8 +192,8 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # If a newer release of this package has stored an action that is missing in `texts`, the sentence has the stored
-    # name of the action.
+    # If `texts` has no text for an action that a newer release has stored, the returned sentence shows the stored name
+    # of the action.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 

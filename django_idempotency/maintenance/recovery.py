@@ -55,7 +55,8 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """An `Asked` has the outcome for one key, or for all keys of an operation if no `reconcile` can be called.
+    """An `Asked` object has the outcome for one key. If no `reconcile` can be called, the object has the outcome for
+    all keys of an operation.
 
     Attributes:
         reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
@@ -107,11 +108,11 @@ def recover_idempotency_keys(
     """Call `reconcile` for each key that needs attention, because some clients never retry.
 
     Call this function from cron, Celery beat or django.tasks. If several recoveries and retries need one key at the
-    same time, only one of them gets the key. Each key is taken over under its fence, in its own transactions, so no
-    transaction may be open when you call this function. If `reconcile` returns a result, the result completes the key.
-    If `reconcile` returns None or raises an error, the key is not completed. When `older_than` has passed again, a
-    recovery calls `reconcile` again for a key that was not completed. The log gets one line for each key. If no
-    `reconcile` can be called for an operation, the log gets one line for the operation.
+    same time, only one of them gets the key. The recovery of each key uses its own transactions, with checks of the
+    fence. So no transaction may be open when you call this function. If `reconcile` returns a result, the result
+    completes the key. If `reconcile` returns None or raises an error, the key is not completed. If a key was not
+    completed, a later recovery calls `reconcile` again, but only after the time `older_than`. The log gets one line for
+    each key. If no `reconcile` can be called for an operation, the log gets one line for the operation.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -162,8 +163,9 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The oldest key is the last item of the list, because pop() takes the last item. When `reconcile` was called for a
-    # key, the key has changed, so the next recovery takes this key last.
+    # The list is in the order of the last change of each key, with the oldest change at the end, because pop() takes
+    # the last item. After a call of `reconcile`, the `updated_at` of the key is new, so the next recovery takes this
+    # key last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()

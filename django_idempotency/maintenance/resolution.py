@@ -44,8 +44,8 @@ DECIDED = "A decision ended this attempt."
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
     """Let the next retry run and repeat the steps in doubt. A repeated call gets the same derived key again.
 
-    Release a key only if the steps in doubt did not happen and their worker is dead, or if a repetition of the steps
-    does no harm. If the key is in progress without a lease, first undo what the work has committed, because the next
+    If a repetition of the steps in doubt could do harm, first make sure that the steps did not happen and that their
+    worker is dead. If the key is in progress without a lease, first undo what the work has committed, because the next
     retry runs the whole work again. A step with a result keeps the result. The function runs in one transaction. If an
     outer `atomic()` block is open, the function runs in a savepoint.
 
@@ -70,9 +70,9 @@ def record_outcome(
 ) -> None:
     """Store the result that a person has found for a step in doubt. The next retry continues after this step.
 
-    The person finds the result in the books, for example in the records of the called service. Use this function again
-    to correct a recorded result, but only until the key is completed. The trail of decisions keeps the replaced result.
-    The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    The person finds the result, for example, in the records of the called service. Use this function again to correct a
+    recorded result, but only until the key is completed. The trail of decisions keeps the replaced result. The function
+    runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -90,7 +90,7 @@ def record_outcome(
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
         # The names of steps are compared in Python. Some databases ignore differences in capital letters, in accents,
-        # and in spaces at the end of a name, but `seal` does not.
+        # and in spaces at the end of a name. But an encrypted result is bound to the exact name of its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)

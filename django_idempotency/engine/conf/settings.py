@@ -118,9 +118,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain these options, because
-            # the options can be meant for the leased views of the project. But if a view has no lease, its own layers
-            # must not set an option of `LEASED_ONLY`.
+            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain options of `LEASED_ONLY`,
+            # because other views of the project can have a lease. But if a view has no lease, its own layers must not
+            # set `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

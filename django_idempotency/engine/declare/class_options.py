@@ -35,9 +35,9 @@ class IdempotencyMixin:
     framework, a handler must be a `def` method.
 
     Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
-    The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the mixin, also for a
-    replay. In the REST framework, authentication, permissions, throttles and content negotiation run before the mixin,
-    also for a replay.
+    The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the protected handler,
+    also for a replay. In the REST framework, authentication, permissions, throttles and content negotiation run before
+    the protected handler, also for a replay.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
@@ -78,8 +78,8 @@ class IdempotencyMixin:
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
             # Decorators such as csrf_exempt set attributes on `dispatch`, and Django copies these attributes to the
-            # view. The mixin's own `dispatch` hides the decorated `dispatch` of a base class, so the mixin copies the
-            # attributes of the decorated `dispatch` itself.
+            # view. Django sees only the mixin's `dispatch`, and not the decorated `dispatch` of a base class. So the
+            # mixin copies the attributes of the base class's `dispatch` to the view.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -188,7 +188,7 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return the options of a class with the mixin as layers, without the first None and all layers after it.
+    """Return the options of a class with the mixin as layers. The returned layers end before the first None.
 
     If the function returns no layer, the class is not protected.
 
@@ -205,7 +205,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
     """Return the `idempotency` attributes of the class and its base classes, in the order of the MRO.
 
-    The argument `nearest` is only a part of the cache's key, so that a test can replace the attribute `idempotency` of
-    a class.
+    The function does not use the argument `nearest`, but the argument is a part of the cache's key. So if a test
+    replaces the attribute `idempotency` of a class, the cache returns no old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

@@ -80,9 +80,10 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a `ViewCall` with the request that is the first or second argument, or the keyword argument `request`.
+    """Return a `ViewCall` with the request of the view.
 
-    The request can be Django's own request, or a request of the REST framework or of Django Ninja.
+    The request is the view's first argument, second argument, or keyword argument `request`. The request can be
+    Django's own request, or a request of the REST framework or of Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:

@@ -123,8 +123,8 @@ class _Attempt(NoBridgeAbove):
     def hold_if_ended(self, claim: Claimed) -> None:
         """Stop all retries of the key if the work has ended its own transaction and then raised an exception.
 
-        If the work writes after the end of its transaction, these writes are committed at once. So a retry would write
-        again.
+        If the work writes after the end of its transaction, these writes are committed at once. So a retry would repeat
+        writes that are already committed.
         """
         with suppress(Error):  # the error of the work is more important than an error of this check
             if self.store.has_ended(self.connection, claim):
@@ -182,16 +182,16 @@ class _Attempt(NoBridgeAbove):
         has a different cause, this method returns None.
         """
         # Django sets `run_commit_hooks_on_set_autocommit_on` to True at COMMIT, and to False after the `on_commit`
-        # callbacks. So if an `on_commit` callback has raised the error, the value is True and our transaction is
-        # committed.
+        # callbacks. If an `on_commit` callback has raised the error, `run_commit_hooks_on_set_autocommit_on` is still
+        # True, so our transaction is committed.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # If another request with this key is running now, the deadlock was not about the key, but about rows of the
-        # work. In this case, the error is treated as an error of the work.
+        # If the error came from the work, and `look` finds no committed result of another request, the error was about
+        # rows of the work. So the error is treated as an error of the work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
@@ -208,7 +208,7 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return whether the claim of a failed attempt is committed, because the work has ended its own transaction."""
+        """Return whether the work has ended its own transaction, so that a committed claim now holds the key."""
         # Inside a caller's transaction, a row with this key can be uncommitted. Without an open connection, no query is
         # possible.
         if not self.outermost or self.connection.connection is None:

@@ -38,7 +38,7 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
 
 
 def is_alone(store: Store) -> bool:
-    """Return whether a transaction that begins now would contain no writes of a caller, but only this package's writes.
+    """Return whether the caller has no open transaction, so that a new transaction has only this package's writes.
 
     The transaction of a `TestCase` is not treated as a caller's transaction.
     """
@@ -54,9 +54,9 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 
     If another request has claimed the key, try again for up to `wait` seconds. After a deadlock or a serialization
     failure, the key is claimed a second time, because the work has not run yet. The second claim is made only if the
-    caller has no open transaction. Inside an outer `atomic()`, the database has perhaps rolled back the writes of the
-    caller too, so only the caller can start its work again. Inside an outer `atomic()`, a duplicate never waits for the
-    running request.
+    caller has no open transaction. Inside an outer `atomic()`, the database has perhaps also rolled back the caller's
+    writes. So only the caller can start the caller's work again. Inside an outer `atomic()`, a duplicate never waits
+    for the running request.
     """
     outcome: ClaimOutcome = Conflicted()
     # `end` is computed before the first claim, because MySQL can delay this claim under some isolation levels.

@@ -144,9 +144,12 @@ class Conflicted:
 class InDoubt:
     """An earlier attempt was interrupted, and it is not known whether the attempt took effect.
 
-    A person must decide about the key, or the project's `reconcile` returns a final result. This outcome has one of two
-    causes. Either the option `on_abandoned` is "hold" and an external call has no result, or the work has ended the
-    transaction that claimed the key.
+    A person or the project's code must decide about the key. This outcome has one of these causes.
+
+    * An external call has no result, the option `on_abandoned` is "hold", and the view has no `reconcile`.
+    * A write has no result, because the function of the write has ended its transaction.
+    * The work has ended the transaction that claimed the key.
+    * The key has steps of leased mode, but the view now runs in atomic mode.
 
     Attributes:
         attempt: the number of the key's last attempt. Two doubts about one key have different numbers.
@@ -164,7 +167,8 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """No row has this key, but the key was made too long ago to be accepted as a new key.
+    """The key has no row, or its row has expired. But the key is not accepted as a new key, for example because it is
+    too old.
 
     Perhaps an earlier request with this key has run, and the row of the key was deleted after that.
     """
@@ -180,8 +184,8 @@ class Verdict(Enum):
     """The verdict says what happens to the business write and to the key after the work has returned.
 
     In leased mode, every write is already committed when the work returns. So in leased mode, the verdicts `RELEASE`
-    and `ROLL_BACK` roll no write back and free no key. Instead, the package marks the key as `failed` and keeps the
-    steps of the key.
+    and `ROLL_BACK` do not roll back writes and do not free the key. Instead, the package marks the key as `failed` and
+    keeps the steps of the key.
     """
 
     KEEP = "commit the write, complete the key"

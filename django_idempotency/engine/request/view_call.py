@@ -1,4 +1,4 @@
-"""This module calls a protected view, and decides whether the writes of the view and the key are kept.
+"""This module calls a protected view, and decides what happens to the view's writes and to the key.
 
 The class `ViewCall` is for plain Django. The subclasses of `ViewCall` for the REST framework and for Django Ninja are
 in the packages `rest_framework` and `ninja`.
@@ -25,7 +25,8 @@ from .responses import capture
 
 
 class ViewCall:
-    """A `ViewCall` is one call of a protected view. The pipeline and the engine use `ViewCall` for each framework.
+    """A `ViewCall` is one call of a protected view. The pipeline and the engine get a `ViewCall` or an instance of a
+    subclass, so they work with each framework.
 
     `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
     `_idempotency_runs`.
@@ -80,7 +81,7 @@ class ViewCall:
     # --- running
 
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
-        """Call the view. Decide from the response whether the writes of the view and the key are kept."""
+        """Call the view. Decide from the response what happens to the view's writes and to the key."""
         request: Any = self.request
         self._attach(operation)
         request._idempotency_runs = True
@@ -90,14 +91,15 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A client understands a status of 400 or more as "nothing has happened". If a call of the view has no
-            # result, perhaps the call took effect, so a response with such a status must not be stored.
+            # A client understands a status of 400 or more as "nothing has happened". But if a call to an external
+            # service has no result, perhaps the call took effect. So a response with a status of 400 or more must not
+            # be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Decide from the response whether the writes of the view and the key are kept."""
+        """Decide from the response what happens to the view's writes and to the key."""
         if response.status_code < 500 and self.options.record(response):
             return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
         verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
@@ -125,7 +127,8 @@ class ViewCall:
         """Set `request.idempotency` for the view, and `operation.request` for `reconcile`."""
         request: Any = self.request
         request.idempotency = operation
-        # Atomic mode has no `reconcile`, so `operation.request` would only make a needless reference cycle there.
+        # Only `reconcile` needs `operation.request`. Atomic mode has no `reconcile`, so the attribute would only make a
+        # reference cycle.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 

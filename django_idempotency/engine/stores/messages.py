@@ -7,18 +7,18 @@ Npgsql also send BEGIN together with the next statement. Before each statement, 
 transaction is open, so psycopg sends no second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
-Packages for tenants and tools for tracing must see each statement, so this module sends messages only if no such
-package or tool is active. The connection must be an instance of Django's own class, and its psycopg connection must be
-an instance of psycopg's own class. None of Django's cursor methods may be replaced, and the connection may have no
-execute wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the
-default level. If a condition of this note is not true, Django's cursor sends the statements.
+If a tool for tracing or a package for tenants is active, this module sends no messages, because the tool or package
+must see each statement. The connection must be an instance of Django's own class, and its psycopg connection must be an
+instance of psycopg's own class. None of Django's cursor methods may be replaced, and the connection may have no execute
+wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default
+level. If a condition of this note is not true, Django's cursor sends the statements.
 
 # Note [Prepared statements]
 The first claim of a connection is sent as SQL text. If a connection is used for one request only, prepared statements
 save no time. The message with the second claim of a connection also prepares the statements. The name of a prepared
-statement contains a hash of the SQL, so two releases of this package behind one pooler never use one name for two
-different statements. The state of a connection (for example "prepared") is an attribute of psycopg's connection object,
-because a connection pool gives this object to the next request.
+statement contains a hash of the SQL. So if two releases of this package use the same pooler, different statements have
+different names. A connection pool gives psycopg's connection object to the next request. So psycopg's connection object
+has an attribute with the state of the connection, for example "prepared".
 
 A prepared statement can fail for two reasons. First, the command DISCARD ALL can delete the prepared statement. Second,
 another client behind a connection pooler can already have a prepared statement with the same name. If the prepared
@@ -162,10 +162,10 @@ def _first_state(connection: Any, raw: Any) -> str:
 
 
 def _is_original(method: Any) -> bool:
-    """Return whether the method is Django's own method, and not the replacement of a tool.
+    """Return whether the method is Django's own method. The result is False if a tool has replaced the method.
 
-    The function compares the file of the method's code. If a tool replaces a method, the tool usually copies only the
-    name and the module of the old method.
+    The function checks whether the method's code is in a file of Django. The name and the module of the method say too
+    little, because tools usually copy them from the old method.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
@@ -198,7 +198,7 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
 
 
 def end_and_lock(connection: Any, number: int) -> bool:
-    """Send COMMIT. Then return whether the advisory lock with this number is free."""
+    """Send COMMIT, and return whether the advisory lock with this number is free after the COMMIT."""
     result = _send(connection, b"COMMIT; SELECT pg_try_advisory_xact_lock(%d)" % number)
     return bool(result.get_value(0, 0) == b"t")
 

@@ -7,21 +7,19 @@ if encryption keys are set.
 Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
 out for each stored text whether the text is sealed. Text that a client sends must never make a sealed row look
 unsealed, or an unsealed row look sealed. Sealed text begins with the mark `enc1:`, except in the column `body`.
-Unsealed headers are a JSON list, and an unsealed result is a JSON object, so headers and results without encryption
-cannot begin with the mark. An unsealed trail of decisions is a JSON list, too. An unsealed body can begin with the
-mark, because some views return text of the request, so the column `body` does not use the mark. One statement always
-writes the headers and the body of a response, so a body is sealed if its headers begin with the mark. An unsealed error
-text begins with the name of a class or with words of this package, and not with the mark. Error texts are only shown to
-people.
+Unsealed headers and an unsealed trail of decisions are JSON lists, and an unsealed result is a JSON object. JSON lists
+and objects cannot begin with the mark. But an unsealed body can begin with the mark, because some views return text of
+the request. So the column `body` does not use the mark. One statement always writes the headers and the body of a
+response, so a body is sealed if its headers begin with the mark. An unsealed error text begins with the name of a class
+or with words of this package, and not with the mark. Error texts are only shown to people.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
-decrypted only in its own place. If a sealed text could be decrypted in another place, a person with access to the
-database could copy another user's response into their own row. The next retry of this person would then get the other
-user's response as a replay. The place consists of the two hashes of the row (for key, caller and operation), the
-column, and the name of the step. For a response, the place also contains the status code of the row, so nobody can
-change a stored refusal into a success. The place of a response also contains the fingerprint of the row, so nobody can
-move a stored response to another payload.
+decrypted only in its own place. Without associated data, a person with access to the database could copy another user's
+response into their own row. The next retry of this person would then get the other user's response as a replay. The
+place consists of the two hashes of the row (for key, caller and operation), the column, and the name of the step. For a
+response, the place also contains the status code of the row, so nobody can change a stored refusal into a success. The
+place of a response also contains the fingerprint of the row, so nobody can move a stored response to another payload.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ def is_sealed(stored: str | None) -> bool:
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
-    """Return the headers and the body of a response in the form in which this row stores them."""
+    """Return the headers and the body of a response, encrypted for this row if an encryption key is set."""
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
@@ -92,7 +90,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. A sealed response is decrypted with the hashes of the argument `of`.
+    """Return the stored response of this row. A sealed response is decrypted with the hashes in the object `of`.
 
     Raises `NotDecryptable`.
     """

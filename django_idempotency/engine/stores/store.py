@@ -40,8 +40,8 @@ LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
     # The DELETE needs the condition {still}, because ids are not always unique in a partitioned table.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
-    # With the join, MySQL finds each row through the index. With an IN list, MySQL's optimizer sometimes reads the
-    # whole table, so the DELETE would wait for every row that another transaction has locked.
+    # This DELETE has a join, so that MySQL finds each row through the index. With an IN list, MySQL's optimizer
+    # sometimes reads the whole table. Then the DELETE would wait for every row that another transaction has locked.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
@@ -156,8 +156,8 @@ class Store(ABC):
         The claim must be the first statement of a transaction.
         """
         try:
-            # A claim needs a second round if the key had a row already, and another transaction has deleted or
-            # completed this row during the first round.
+            # If another transaction has changed or deleted the key's row during the first round, the claim needs a
+            # second round.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -185,8 +185,8 @@ class Store(ABC):
     ) -> None:
         """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
 
-        After the last statement of the caller's `atomic()`, only COMMIT follows, so a store can send the statement and
-        COMMIT in one message. If a store sends COMMIT in this message, the method also raises the errors of COMMIT.
+        If `last` is True, a store can send the statement and COMMIT in one message. Then the method also raises the
+        errors of COMMIT.
 
         Args:
             ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
@@ -275,7 +275,7 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Do the same as `_write`, but a store can send the statement and COMMIT in one message."""
+        """Change the claimed row as `_write` does. A store can send the statement and COMMIT in one message."""
         self._write(name, values)
 
     # --- shared methods
@@ -310,14 +310,14 @@ class Store(ABC):
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt of a failed or abandoned key.
 
-        The method returns `InDoubt` if a step in doubt forbids the next attempt.
+        The method returns `InDoubt` if the stored steps forbid the next attempt.
         """
         row, _, lapsed = self._lock(stored, wanted)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
         if wanted.lease is None and self.journal.has_steps(stored.id):
             # An earlier attempt of this key ran in leased mode and has stored steps. An attempt in atomic mode does not
-            # look at stored steps, so it would repeat the finished steps.
+            # look at stored steps, so the attempt would repeat finished steps.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
