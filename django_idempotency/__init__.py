@@ -44,7 +44,7 @@ _HOMES = {
 if not TYPE_CHECKING:  # if a type checker read `__getattr__`, the type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Import the module of a public name when the name is first used, and return the object with this name.
+        """When a public name is first used, import the module of this name, and return the object with this name.
 
         The module cannot be imported earlier, because Django imports this package before models can be imported.
         """

@@ -17,9 +17,8 @@ class _Exact:
     """This mixin makes a text field that every database compares byte by byte.
 
     By default, MySQL and MariaDB treat "abc" and "ABC" as equal texts, and also "a" and "á". MariaDB also ignores
-    spaces at the end of a text. On PostgreSQL, a search for all texts with a given beginning can use an index only if
-    the index has the collation "C". A later `AlterField` keeps the collation, because the field itself sets the
-    collation of its column.
+    spaces at the end of a text. With the collation "C", PostgreSQL can use a normal index to search for the beginning
+    of a text. A later `AlterField` keeps the collation, because the field itself sets the collation of its column.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:

@@ -27,7 +27,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A function for the option `key`, with a name for error answers. A plain callable works, too.
+    """This function for the option `key` has a text for error answers. A plain callable works, too.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.

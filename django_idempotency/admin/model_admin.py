@@ -61,7 +61,7 @@ def _response(key: Shown) -> Any:
 
 @admin.register(IdempotencyKey)
 class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run time, `ModelAdmin[…]` would fail
-    """The admin of keys. This package registers it. A subclass can, for example, limit `get_queryset()`.
+    """This package registers this class. A subclass with its own `get_queryset()` can show fewer keys.
 
     A user with the permission `view_idempotencykey` sees that there are keys. With the permission `view_response`, the
     user also sees the texts of the keys and the stored responses. To take decisions, a user needs the permission
@@ -90,8 +90,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # A person who knows the key of an anonymous caller can get the caller's response with this key. So a person without
-    # the permission to see responses does not see the keys either.
+    # Each person who sends the key of an anonymous caller gets the stored response of this caller. So the admin shows
+    # the texts of keys only to people with the permission to see responses.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -143,8 +143,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # The admin does not read keys from a replica, because a decision must be written to the database from which the
-        # key was read.
+        # The admin writes a decision to the database from which the admin has read the key. So the admin must not read
+        # keys from a replica.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -162,7 +162,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Show the page of the key, because its timeline has all decisions about the key.
 
-        Django's own history page would miss each decision that was made with a management command.
+        Django's own history page would not show decisions that were made with a management command.
         """
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied

@@ -44,9 +44,9 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
-    Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header ask a server to publish a
-    specification of its idempotency keys. The Markdown text does not list an unprotected endpoint if `allowed` returns
-    True for this endpoint.
+    The IETF draft about the `Idempotency-Key` header asks a server to publish a specification of its keys (sections
+    2.2, 2.3 and 2.5.2). The Markdown text does not list an unprotected endpoint if `allowed` returns True for this
+    endpoint.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]

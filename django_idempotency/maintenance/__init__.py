@@ -1,4 +1,4 @@
-"""The public functions that find keys, delete keys, erase a caller's data, and decide about keys in doubt."""
+"""This package has the public functions that find keys, delete keys, erase a caller's data, and decide about keys."""
 
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request.callers import scope_of_user

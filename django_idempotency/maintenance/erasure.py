@@ -3,16 +3,16 @@
 Use `forget` for support ("let this key run again"), and use `forget_scope` for requests to erase personal data.
 
 # Note [What is never forgotten]
-`forget` and `forget_scope` keep a key in progress, because the key belongs to a worker. `forget` also keeps a failed
-key if one of the key's calls has ended or is in doubt. Without this failed key, the next retry would make the call a
-second time. `forget` also keeps a key in progress without a lease. A key in progress without a lease belongs to no
-worker, because the work of the key has ended its own transaction and then failed. `Forgotten.kept` counts all keys that
-were kept. With `include_unsettled=True`, `forget` keeps a key only if the key has a live lease.
-`include_unsettled=True` also deletes keys that are stuck, in doubt or half done, although these keys are the only trace
-of what was done.
+`forget` and `forget_scope` keep a key in progress, because perhaps a worker is still processing the key. Both functions
+also keep a failed key if one of the key's calls has ended or is in doubt. Without this failed key, the next retry would
+make the call a second time. Both functions also keep a key in progress without a lease. No worker is processing such a
+key, because the work has ended its own transaction and was then interrupted. `Forgotten.kept` counts all keys that were
+kept. With `include_unsettled=True`, both functions keep only keys with a live lease, and keys whose row is locked at
+this moment. `include_unsettled=True` also deletes keys that are stuck, in doubt or half done. The deleted keys were the
+only record of what was done.
 
-While a request in atomic mode is running, `forget` cannot find the key of the request, because the key is committed at
-the end of the request.
+In atomic mode, a key is committed at the end of the request. So `forget` cannot find the key while the request is
+running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decorator `idempotent_operation`, and the class for a request to an operation that this decorator protects.
+"""This module has the decorator `idempotent_operation`, and a class for requests to operations with this decorator.
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
@@ -99,8 +99,9 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # The attribute gets a new list, because `wraps()` has copied only a reference to the list of the unprotected
-    # function. Our wrapper stands first in the new list, so it is the innermost wrapper around `Operation.run`.
+    # `protected` gets a new list, because `wraps()` has copied only a reference to the list of the unprotected
+    # function. Our wrapper is the first item of the new list, so our wrapper is the innermost wrapper around
+    # `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -125,7 +126,7 @@ def _around(layer: Idempotency, run: Any) -> Any:
             f"{name} streams its items after the answer has begun, when there is no transaction any more. "
             "idempotent_operation cannot protect it."
         )
-    declare(operation, Declaration((layer, for_methods(*methods))))  # for example, PUT is protected on a PUT route
+    declare(operation, Declaration((layer, for_methods(*methods))))  # by default, all unsafe methods are protected
 
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
@@ -181,7 +182,7 @@ class NinjaViewCall(ViewCall):
 
         The conversion happens before the COMMIT, because a schema can refuse the result.
         """
-        # If the operation has a parameter for its response, the operation has set headers on this parameter.
+        # If the operation has a parameter of the type `HttpResponse`, the operation can set headers on this parameter.
         temporal = self.kwargs.get(self.operation.signature.response_arg or "")
         return self.render(converted(self.operation, self.request, response, temporal))
 
@@ -209,7 +210,8 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-    """Yield one tuple for each unsafe HTTP method of a URL of Django Ninja. For another URL, return None.
+    """Return one tuple for each unsafe HTTP method of a URL of Django Ninja. If the URL is not of Django Ninja, return
+    None.
 
     The closure of the URL's callback contains the `PathView` with the operations of the URL.
     """

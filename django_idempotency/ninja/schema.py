@@ -30,8 +30,8 @@ __all__ = ["NinjaAPI"]
 
 
 class NinjaAPI(ninja.NinjaAPI):
-    """This class is the `NinjaAPI` of Django Ninja with a different schema, which also shows the idempotency key of
-    protected operations.
+    """This class is the `NinjaAPI` of Django Ninja, but its schema also shows the idempotency key of protected
+    operations.
 
     If you have an API class of your own, write `class ShopAPI(NinjaAPI, OwnAPI)`.
     """

@@ -48,9 +48,9 @@ class RestFrameworkViewCall(ViewCall):
         """Return the data that the view's own parsers have read from the request body.
 
         If a parser fails, the package compares the raw bytes of the body. A handler that reads `request.data` gets the
-        parser's error again, and this error rolls the claim back. But in two cases, this method itself raises the
-        parser's error. The first case is leased mode, because the claim would be committed before the view runs. The
-        second case is a multipart form, because the stream of the form cannot be read again.
+        parser's error again, and this error rolls the claim back. But in leased mode, this method itself raises the
+        parser's error, because a committed claim cannot be rolled back. For a multipart form, this method also raises
+        the error, because the stream of the form cannot be read again.
         """
         try:
             return self.asked_with.data
@@ -62,8 +62,8 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # This loop resets the parsed data. Without this reset, the framework would give empty data to the handler
-            # after a parser error.
+            # This loop deletes the parsed data, because after a parser error the framework would give empty data to the
+            # handler.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
@@ -96,7 +96,7 @@ class RestFrameworkViewCall(ViewCall):
             with transaction.atomic(using=alias):
                 response = self.drf_view.handle_exception(error)
         except Exception:
-            # Without this replacement, `APIView.dispatch` would call the project's exception handler a second time.
+            # With `_raise`, `APIView.dispatch` does not call the project's exception handler a second time.
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
@@ -109,7 +109,7 @@ class RestFrameworkViewCall(ViewCall):
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         if not getattr(response, "is_rendered", True):
             response = self.ready(response)  # the project's ERROR_RESPONSE function has returned this response
-        # The response is already final. Without this replacement, `APIView.dispatch` would finalize the response again.
+        # The response is already final. The next line stops `APIView.dispatch` from finalizing the response again.
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
             response.data = _data_of(response)  # tests and middleware read `response.data`
@@ -146,9 +146,7 @@ def view_call(
 
 
 def declared(callback: Any) -> None:
-    """Return None, because the views of the REST framework are classes, and `endpoints.listing` reads classes by
-    itself.
-    """
+    """Return None, because `endpoints.listing` itself reads the view classes of the REST framework."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:

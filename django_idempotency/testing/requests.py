@@ -29,7 +29,8 @@ START_TIMEOUT = 60
 class Reply:
     """A response of the endpoint under test.
 
-    `replayed` is True or False, as the header `Idempotency-Replayed` tells. Without it, `replayed` is None.
+    `replayed` is True or False, as the header `Idempotency-Replayed` tells. If the response has no such header,
+    `replayed` is None.
     """
 
     def __init__(self, response: Any) -> None:
@@ -42,7 +43,7 @@ class Reply:
     def is_conflict(self) -> bool:
         """Return whether the response tells that the first request is still running.
 
-        The response then has the status 409 or 429, or the status 202 with the state of the first request as JSON.
+        Such a response has the status 409 or 429, or the status 202 with the state of the first request as JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -149,13 +150,13 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 def _copy(client: Any, *, raises: bool = True) -> Any:
     """Return a copy of a Django client. The copy has its own cookies.
 
-    A client that is not Django's is returned without a copy.
+    If `client` is not an instance of `django.test.Client`, `client` itself is returned.
 
     A retry must send the same cookies as the first request. A retry must not send cookies that the first response has
     set, because the first response was lost.
 
-    If `raises` is False, the copy does not raise the exceptions of views. If `raises` were True, the copy would also
-    raise the exception of a request that another thread of this process has sent.
+    If `raises` is False, the copy does not raise the exceptions of views. A copy with `raises=True` would also raise
+    exceptions of requests that other threads of this process have sent.
     """
     if not isinstance(client, Client):
         return client

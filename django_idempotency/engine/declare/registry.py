@@ -113,8 +113,9 @@ def register(declaration: Declaration) -> None:
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # The same view can be registered several times, because `method_decorator` decorates the view on each request.
-        # If a function under `once` is defined inside another function, each call of the outer function registers the
-        # inner function again. If a callable is registered again, the new declaration replaces the old declaration.
+        # A function with the decorator `once` can be defined inside another function. Then each call of the outer
+        # function registers the inner function again. If a callable is registered again, the new declaration replaces
+        # the old declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
@@ -133,8 +134,8 @@ def declaration_of(callable_: Any) -> Declaration | None:
     If decorators wrap the callable, the declaration can belong to any of the wrapped callables.
     """
     *levels, innermost = unwrapped(callable_)
-    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff is off in the next line.
-    # The code needs the method itself, and does not test whether the object is callable.
+    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff is off in the next line,
+    # because this line does not test whether the object is callable. The line reads the method `__call__` itself.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
@@ -145,7 +146,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Add a layer of options if the name of a handler is an HTTP method.
+    """Return the layers of options. If the name of a handler is an HTTP method, add a layer that protects this method.
 
     For example, a decorator on a handler with the name `put` protects PUT requests.
     """

@@ -37,9 +37,9 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work while this worker has the lease of the key. Only one worker at a time can have the lease.
 
     First the claim is committed, and then the work runs while no transaction is open. If the verdict of the work is
-    `Verdict.KEEP`, the key is completed. If the work has any other verdict or raises an exception, the key is marked as
-    failed and its steps are kept. The next retry of a failed key runs at once. If the worker dies, the next retry must
-    wait until the lease ends.
+    `Verdict.KEEP`, the key is completed. If the verdict is different, or if the work raises an exception, the key is
+    marked as failed. The steps of a failed key are kept, and the next retry can run at once. If the worker dies, the
+    next retry must wait until the lease ends.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
@@ -294,22 +294,21 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Return whether the package should keep the answer that the framework gives for this exception of the work.
 
-        While an external call is in doubt, no answer is kept, whatever status the answer has. The exception possibly
-        comes from the external call that is in doubt. Also, no answer is kept if the exception comes from a `write`
-        step that was rolled back, and other steps of the key are finished. If the package kept the answer, no person
-        would check what the finished steps have done.
+        While a step is in doubt, the answer is not kept, because the exception possibly comes from this step. The
+        status of the answer does not matter. The answer is also not kept if a `write` step has raised the exception and
+        other steps of the key are finished. A kept answer would complete the key, and then no person would check what
+        the finished steps have done.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Return why the final answer of the work must not complete the key, or "" if the answer can complete the key.
+        """Return the reason why the final answer of the work is refused, or "" if the answer is not refused.
 
-        If a `call` step was started, the work must not ignore an error of a `write` step or a step of an earlier
-        attempt. If the work has ignored such an error or step, the final answer of the work is refused. For example,
-        the answer is refused if the work has caught the error of a `write` step. The answer is also refused if the work
-        has answered before it asked for a step that an earlier attempt has stored. If the package completed the key, no
-        person would notice a charge that has no order. A stored `fetch` step is no reason to refuse an answer, because
-        a `fetch` only reads. This method does not check an answer of `reconcile`.
+        A refused answer does not complete the key. Answers are refused only if the key has a `call` step. The answer is
+        refused if a `write` step has raised an error and the work has caught this error. The answer is also refused if
+        an earlier attempt has stored a step, but the work has not asked for this step. If the package completed such a
+        key, no person would notice a payment without an order. A stored `fetch` step is no reason to refuse an answer,
+        because a `fetch` only reads. This method does not check an answer of `reconcile`.
         """
         if self._broke is None and not self._unasked:
             return ""  # most attempts return here, so they need no query

@@ -3,8 +3,8 @@
 A store reads the row of the key, calls `decide` or `resumed`, and does what the returned decision says.
 
 # Note [A committed claim without a lease]
-In atomic mode, a claim and its result commit together, so a committed row of the key table is not in progress. There is
-one exception: the work has ended its own transaction in the middle, and was then interrupted. For example, the work
+In atomic mode, a claim and its result commit together, so a committed row of the key table is normally not in progress.
+But the row stays in progress if the work has ended its own transaction and was then interrupted. For example, the work
 ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript` on SQLite. Everything that the work
 wrote before this COMMIT stays in the database, so no retry must run. For such a row, the outcome of a retry is
 `InDoubt` and not `Conflicted`. The answer for `Conflicted` is "still being processed, retry later", so the client would
@@ -65,7 +65,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """This decision means that the row has expired, so the request claims the row again, like a new key."""
+    """This decision means that the row has expired. So the request claims the row again, as if the key were new."""
 
 
 @dataclass(frozen=True, slots=True)

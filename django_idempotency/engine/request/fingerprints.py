@@ -9,10 +9,10 @@ body again. But the package does not replace Django's stream. So if a view reads
 handlers, the view needs the option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are converted into dicts with sorted names, lists, texts and numbers. The fingerprint is made of the text
-that `ascii()` returns for this data. So the order of names and the white space in a request do not change the
-fingerprint. For one value, `ascii()` returns the same text in every Python version. A file becomes a tuple. JSON has no
-tuples, so no client can send an object that looks like a file.
+JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. The fingerprint is
+made of the text that `ascii()` returns for this data. So the order of names and the white space in a request do not
+change the fingerprint. For one value, `ascii()` returns the same text in every Python version. A file becomes a tuple.
+JSON has no tuples, so no client can send an object that looks like a file.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """The package does not parse this body, and compares the bytes of the body instead.
+    """The body of a request is not parsed, so the package compares the bytes of the body.
 
-    For example, the content type is JSON, but the body is not valid JSON. Perhaps the view itself can read such a body.
+    For example, the content type is JSON, but the body is not valid JSON. Perhaps the view can read a body that is not
+    valid JSON.
     """
 
 
@@ -110,7 +111,7 @@ def fingerprint_of(
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return a text with the parameters of the content type and the charset with which Django decodes the body.
+    """Return a text with the charset that Django uses to decode the body, and with the parameters of the content type.
 
     The text does not contain the boundary of a form, because each retry has a new boundary. If the content type names
     no charset, the text contains Django's default charset.
@@ -127,7 +128,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
     """Return the parsed body if the body is JSON or a form. Otherwise, return the digest of the body's bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
-        with suppress(Unparsable):  # if the view has no parser for forms, the body is read further below
+        with suppress(Unparsable):  # if the view has no parser for forms, `request.body` is read instead
             return _form(request, parsed)
     body: bytes | None = None
     try:
@@ -136,7 +137,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
         raise Refused(body_too_large()) from error
     except RawPostDataException:
         # Django raises RawPostDataException if the stream was read already. If a framework's parser has read the
-        # stream, the parsed data is compared. If no framework has parsed the body, the request cannot be compared.
+        # stream, the parsed data is compared. If other code has read the stream, the request cannot be compared.
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -161,8 +162,8 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     except (LookupError, ValueError) as error:
         # The charset of the form does not exist, or the charset is a Python codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # When Django parses a form, Django makes the list of upload handlers immutable. If the form is empty and the list
-    # of upload handlers is mutable, code of the project has read the stream without Django's parser.
+    # When Django parses a form, Django makes the list of upload handlers immutable. So if the form is empty and this
+    # list is still mutable, Django has not parsed the form, because other code has read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -178,10 +179,10 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _refuse_incomplete(request: Any, *, empty: bool) -> None:
-    """Refuse the request if Django got only a part of the body, because a retry with the whole body would differ.
+    """Refuse a request with an incomplete body, because a complete retry would have a different fingerprint.
 
-    For example, if a client closes the connection before the end of the body, Gunicorn gives the first part to Django
-    as if this part were the whole body.
+    For example, a client can close the connection before the end of the body. Then Gunicorn gives the first part to
+    Django, as if this part were the whole body.
     """
     said = str(request.META.get("CONTENT_LENGTH", ""))  # some test clients and servers give an int
     length = int(said) if said.isdecimal() else 0
@@ -241,7 +242,7 @@ def _value(content_type: str, body: bytes) -> Any:
 class Number(str):
     """This class keeps a number with a fraction as the text that the client wrote.
 
-    If the package converted these numbers to floats, two different numbers could become equal.
+    If numbers with a fraction were converted to floats, two different numbers could become equal.
     """
 
     __slots__ = ()
@@ -279,7 +280,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict with the values of all fields and files, under the names of these fields and files."""
+    """Return a dict with one list for each name of a field or file. The list has all values with this name."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -308,9 +309,9 @@ def _tagged(value: Any) -> Any:
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Return a JSON object, or each JSON object of a list, with only the fields that have these names.
+    """Return a copy of a JSON object with only the fields in `names`. In a list, each JSON object becomes such a copy.
 
-    If a JSON object has none of these fields, the whole object is returned.
+    If a JSON object has none of these fields, the object itself is returned.
     """
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]

@@ -4,10 +4,10 @@ The package promises the order of the steps, so this order must not change.
 
 # Note [Taking ATOMIC_REQUESTS over]
 With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside Django's
-block, the claim would only be a savepoint, and the package could not notice that Django's COMMIT failed. So the package
-opens the transaction instead of Django. A protected callback has an attribute `_non_atomic_requests` with the alias of
-the keys, so Django opens no transaction on this alias. If a request runs without protection, the package opens the
-`atomic(alias)` that Django would have opened.
+block, the claim would only be a savepoint. Then the package could not notice that Django's COMMIT failed. So the
+package opens the transaction instead of Django. A protected callback has an attribute `_non_atomic_requests` with the
+alias of the keys, so Django opens no transaction on this alias. If a request runs without protection, the package opens
+the `atomic(alias)` that Django would have opened.
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
@@ -122,8 +122,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
         # If the clock of a client is some minutes ahead, the client's key contains a time in the future. The package
-        # accepts a key from the future for some minutes longer than `ttl`. The row of such a key must be stored for
-        # some minutes longer, too, because otherwise a retry would run the view again.
+        # accepts a key from the future for some minutes longer than `ttl`. So the row is also stored for some minutes
+        # longer than `ttl`. Without these minutes, a retry could run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -184,7 +184,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 def _forget_session(request: Any) -> None:
     """Forget the session that this duplicate request has loaded, so that Django does not save the old session.
 
-    Perhaps the first request has changed the session after the duplicate request had loaded the session.
+    Perhaps the loaded session is old, because the first request has changed the stored session later.
     """
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
@@ -258,7 +258,7 @@ def _safely(work: Callable[[], T]) -> T | None:
         return work()
     except Exception as error:
         if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # if this error were caught, Django would give an empty body to the view
+            raise  # without this `raise`, Django would give an empty body to the view
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None
@@ -280,9 +280,9 @@ class TakenOver(set[str]):
     this set.
 
     See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
-    `non_atomic_requests`. For Django, the set also contains the alias of the keys. The alias of the keys is not stored,
-    but looked up for each request, because a router can choose a different alias for each request. Also, the settings
-    are perhaps not ready at import.
+    `non_atomic_requests`. The method `__contains__` also returns True for the alias of the keys. The alias of the keys
+    is not stored, but looked up for each request, because a router can choose a different alias for each request. Also,
+    the settings are perhaps not ready at import.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:

@@ -1,4 +1,5 @@
-"""The error answers of the package, in the format of RFC 9457 (problem details). Each error has its own function.
+"""This module has the error answers of the package, in the format of RFC 9457 (problem details). Each error has its own
+function.
 
 If section 2.7 of the IETF draft about `Idempotency-Key` has a title for an error, the package uses this title. Titles
 are never translated, but details are.
@@ -35,7 +36,7 @@ UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The content of an error answer, from which `respond` makes the response.
+    """A `Problem` has the content of an error answer. The function `respond` makes the response from a `Problem`.
 
     If the setting `ERROR_RESPONSE` has a callable, the callable gets a `Problem` as its second argument.
     """
@@ -191,8 +192,8 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # While the first request is running, this response has the status 409, and never 202 with a status page. The reason
-    # is that a sender of webhooks would treat 202 as success.
+    # While the first request is running, this response has the status 409. The status is never 202, because a sender of
+    # webhooks would treat 202 as success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response

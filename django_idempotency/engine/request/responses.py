@@ -44,13 +44,13 @@ person decides.
 
 
 def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
-    """Return a `Snapshot` of a final response, which the package can store.
+    """Return a `Snapshot` of a final response. The package can store a `Snapshot`.
 
     The response must be a rendered response or a streaming response.
 
     If a response is too large, or is a streaming response, only the status and the `Location` header are stored. With
-    `store_body=False`, only the status is stored. The `Location` header is not stored with `store_body=False`, because
-    the header can contain a secret, such as an OAuth code or a link to reset a password.
+    `store_body=False`, only the status is stored, because the `Location` header can contain a secret. For example, the
+    secret is an OAuth code or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -88,7 +88,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     reason = headers.pop(REASON, None)
     response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
     if len(response.headers) > len(headers):
-        del response.headers["Content-Type"]  # Django has added its default, because no type is stored
+        del response.headers["Content-Type"]  # no type is stored, so Django has added a default type
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
             response.cookies.load(value)

@@ -176,7 +176,7 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _action(options: dict[str, Any]) -> str:
-    """Return the name of the decision, as the trail of decisions stores it.
+    """Return the name that the trail of decisions stores for this decision.
 
     Return an empty text if the command only lists keys.
 
