@@ -31,8 +31,9 @@ class IdempotencyMixin:
     """Run the POST and PATCH handlers of a class-based view once for each idempotency key.
 
     The class-based view is, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler
-    runs in this transaction. In plain Django, a handler can be a `def` method or an `async def` method. In the REST
-    framework, a handler must be a `def` method.
+    runs in this transaction. With the option `lease`, the handler runs in leased mode, and no transaction is open. In
+    plain Django, a handler can be a `def` method or an `async def` method. In the REST framework, a handler must be a
+    `def` method.
 
     Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
     The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the protected handler,

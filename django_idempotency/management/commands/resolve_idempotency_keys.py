@@ -29,8 +29,8 @@ LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 for which the other side must be asked first.
 """
 LOOKED_HELP = (
-    "With --release: also release keys whose policy is not retry, or with a write in doubt. You say that you have "
-    "looked, and that what is in doubt did not take effect."
+    "With --release: also release keys with a call in doubt whose policy is not retry, keys with a write in doubt, and "
+    "keys without a lease. You say that you have looked, and that what is in doubt did not take effect."
 )
 SETTLED_HELP = (
     "With --close: also close keys with calls that have finished or are in doubt. You say that you have looked, and "
