@@ -57,8 +57,7 @@ class ClaimLost(IdempotencyError):
 class LeaseLost(ClaimLost):
     """This worker's lease had ended. Then another worker took the key over, or a person decided about the key.
 
-    The step has committed nothing. Let `LeaseLost` propagate, so that the client gets an answer that fits the key's
-    present state.
+    The step has committed nothing. Let `LeaseLost` propagate, so that the client learns the key's present state.
     """
 
 
@@ -80,7 +79,7 @@ class ResultNotStorable(IdempotencyError, TypeError):
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error, such as a deadlock, but had no `atomic()` block around the statement.
+    """The view caught a database error, such as a deadlock, without an `atomic()` block around the statement.
 
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
