@@ -57,12 +57,14 @@ class ClaimLost(IdempotencyError):
 class LeaseLost(ClaimLost):
     """This worker's lease had ended. Then another worker took the key over, or a person decided about the key.
 
-    The step has committed nothing. Let this error propagate, so that the client gets the other worker's answer.
+    The step has committed nothing. Let `LeaseLost` propagate, so that the client learns the key's present state.
     """
 
 
 class NotDecryptable(IdempotencyError):
-    """No key of `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until this setting is correct."""
+    """No key of `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until `ENCRYPTION_KEYS` is
+    correct.
+    """
 
 
 class NotResolvable(IdempotencyError):
@@ -72,17 +74,17 @@ class NotResolvable(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A step returned more than 1 MiB, or a value that is neither JSON nor a saved model instance.
 
-    A `call` step is marked as done, without a value. A `write` step is rolled back.
+    After `ResultNotStorable`, a `call` step is marked as done, without a value. A `write` step is rolled back.
     """
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error, such as a deadlock, but had no `atomic()` block around the statement.
+    """The view caught a database error, such as a deadlock, without an `atomic()` block around the statement.
 
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
-    If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed,
-    and a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
+    If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed.
+    Then a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
     """
 
 
@@ -99,8 +101,8 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    Either `on_abandoned` is "hold" and an external call has no result, or the work has ended its own transaction and
-    then failed. A person or `reconcile` must decide about the key. Try again later.
+    If `on_abandoned` is "hold", a call without a result can cause `OutcomeUnknown`. Work that ended its own transaction
+    and then failed also causes `OutcomeUnknown`. A person or `reconcile` must decide about the key. Try again later.
     """
 
 

@@ -62,7 +62,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges about the keys that are stored now. Each scrape runs up to six short queries on each database.
+    """Gauges about the stored keys. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.

@@ -111,9 +111,10 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return those rows of `keys` whose id is greater than the highest id of the table minus `count`.
+    """Return the latest rows of `keys`.
 
-    So the query reads only a range of ids, not the whole table.
+    The query reads a range of `count` ids, which ends with the highest id of the table. So the query does not read the
+    whole table.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
@@ -122,7 +123,7 @@ def latest(keys: Keys, count: int) -> Keys:
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     """Return the other keys whose request has the same content and the same resource as the request of this row.
 
-    The request of each such key has possibly charged a customer a second time.
+    If the function finds a key, a customer was possibly charged a second time.
     """
     if row.resource_id is None or row.fingerprint is None:
         return []
@@ -157,7 +158,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """Count the keys in each state that this person may see. The function runs about twelve queries."""
+    """For each state, count the keys that the user of the admin may see. The function runs about twelve queries."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)

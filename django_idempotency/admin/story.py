@@ -27,7 +27,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """The answers to the first questions of an operator who looks at a key in the admin.
+    """This class answers the first questions of an operator who looks at a key in the admin.
 
     Each answer is a text of a few short sentences, or an empty text.
     """
@@ -77,7 +77,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """Return a text about what is missing although all started steps have ended.
+        """Return a text about the work that is possibly missing. All started steps of the key have ended.
 
         The package cannot tell whether the view would start more steps.
         """

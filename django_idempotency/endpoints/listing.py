@@ -108,7 +108,8 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """The view that answers one HTTP method of a route, and the declaration that protects the view.
+    """An `Answers` object has the view that answers one HTTP method of a route, and the declaration that protects the
+    view.
 
     `method` is the HTTP method, or None if the view does not declare its methods.
     `view` is the dotted name of the view.
@@ -139,10 +140,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` for each unsafe HTTP method of a URL's callback.
-
-    An `Answers` has the view that answers the HTTP method, and the declaration that protects the view.
-    """
+    """Yield one `Answers` object for each unsafe HTTP method of a URL's callback."""
     for candidate in unwrapped(callback):
         for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
@@ -158,7 +156,7 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """Return the `Answers` of one method of a view class.
+    """Return the `Answers` object of one HTTP method of a view class.
 
     Args:
         attributes: the attributes of the view, or those that `as_view()` will give to the view.
@@ -186,9 +184,9 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` for each unsafe method that the function's decorator `require_http_methods` allows.
+    """Yield one `Answers` object for each unsafe method that the function's decorator `require_http_methods` allows.
 
-    If the function does not have `require_http_methods`, yield one `Answers` without a method.
+    If the function does not have `require_http_methods`, yield one `Answers` object without a method.
     """
     view, declaration = dotted_name(callback), declaration_of(callback)
     # The decorator `require_http_methods` keeps its list of methods in a closure.
@@ -202,7 +200,7 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 def misplaced(callback: Any) -> Iterator[str]:
     """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
 
-    If the class has `IdempotencyMixin`, `as_view()` has already raised the problems of check E006 as errors.
+    If the class has `IdempotencyMixin`, `as_view()` has already raised an error for a problem of check E006.
     """
     if (cls := _view_class(callback)) is None:
         return

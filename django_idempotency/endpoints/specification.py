@@ -60,7 +60,9 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """Return how long a key is kept, in the largest unit with a whole number. For example, 24 hours are "1 day"."""
+    """Return a text that says how long a key is kept, such as "1 day" or "36 hours". The unit is the largest unit that
+    gives a whole number.
+    """
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -68,7 +70,7 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Return a text that says for whom a key is unique. For clients, this text describes the scope of a key."""
+    """Return a text that says for whom a key is unique. The text explains the scope of a key to clients."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
@@ -162,8 +164,8 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # A response with status 202 has a body that tells the state of the first request. The status page of the
-            # key tells the same state.
+            # The body of a response with status 202 tells the state of the first request. The status page of the key
+            # also tells the state of the first request.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:

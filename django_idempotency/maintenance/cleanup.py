@@ -118,8 +118,8 @@ def is_over(stop: Event | None, deadline: float) -> bool:
     """Return whether the run of a cleanup or of a recovery must end now.
 
     The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. If a signal handler
-    called `stop.set()` while `stop.wait()` locks the event, the thread would wait for its own lock for ever. `is_set()`
-    takes no lock.
+    calls `stop.set()` during the `stop.wait()` of the same thread, the thread waits for its own lock for ever.
+    `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 

@@ -2,10 +2,10 @@
 
 Shells, alerts, the admin and commands use the functions of this module.
 
-Most functions return a lazy QuerySet of `IdempotencyKey`, so no key is read before you iterate over the QuerySet or
-count it. Only `running_transactions` returns a list. In each process, the first call sends a query to PostgreSQL to
-find out whether the extension Citus is installed. The functions compare times with the database's clock. The module
-`states` defines the conditions of these functions.
+Most functions return a lazy QuerySet of `IdempotencyKey`. The query runs only when you iterate over the QuerySet or
+count its keys. Only `running_transactions` returns a list. In each process, the first call for a database alias also
+asks PostgreSQL whether the extension Citus is installed. The functions compare times with the database's clock. The
+module `states` defines the conditions of these functions.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys whose worker has a lease that is not over.
 
-    The query reads a partial index of leased keys. The function does not find a running request of atomic mode, because
-    no query can read the key of such a request before its COMMIT.
+    The query reads a partial index of leased keys. The function does not find running requests of atomic mode. In
+    atomic mode, no other connection can read the key of a request before COMMIT.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -72,9 +72,9 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose worker died or was too slow before any call. The next retry takes over the key.
+    """Find keys whose worker died or was too slow, and made no call. The next retry takes over the key.
 
-    The lease of such a key is over. The query reads the partial index of leases.
+    The lease of a stuck key is over. The query reads the partial index of leases.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -91,9 +91,10 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that have no worker, but a started step without a result. It is unknown whether the step took effect.
 
-    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If the view has ended its
-    own transaction, and then fails or its worker dies, this function finds the key only after the key's `ttl`. The
-    query reads a partial index of unfinished steps, and the index on `expires_at`.
+    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If a view ends its own
+    transaction and then fails, or if its worker dies, the key stays in progress without a lease. The function finds a
+    key without a lease only after the key's `ttl`. The query reads a partial index of unfinished steps, and the index
+    on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -108,7 +109,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that have a finished call, no worker and no step in doubt. The operation did not end.
+    """Find keys with a finished call and an unfinished operation, but no worker and no step in doubt.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.
@@ -162,8 +163,8 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
     """Find the open transactions of requests that run now and have claimed keys in atomic mode.
 
     One query reads PostgreSQL's list of locks, but no table. The query finds the transactions that have written to the
-    key table and have an advisory lock. So if your project takes an advisory lock in a transaction in which a step or a
-    cleanup runs, the query also finds this transaction.
+    key table and have an advisory lock. Steps and cleanups also write to the key table. So if the transaction of a step
+    or a cleanup has an advisory lock of your project, the query also finds this transaction.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -215,9 +216,10 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """Return the keys that a person can mean by this text: the text itself, or the text inside its quotes.
+    """Return the keys that a person can mean by this text.
 
-    The text can have quotes around the key, as in a header.
+    A person can write quotes around a key, as in a header. So the key is either the whole text, or the text inside the
+    quotes.
     """
     keys = set()
     for read in (check_key, parse_header):

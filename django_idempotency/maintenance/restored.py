@@ -1,4 +1,4 @@
-"""This module stores again which external calls were made under a key, for use after the restore of an old backup."""
+"""After the restore of an old backup, this module stores again which external calls were made under a key."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def remember_calls(
 ) -> bool:
     """Record that external calls were made under a key, so that no retry makes these calls again.
 
-    After this function, the key is half done, so the client's next retry, or a recovery, goes on after the recorded
-    calls. If the key is missing in the table, the function creates the key again. If the key is in the table, each step
-    without a result gets its result from `results`. If you call the function a second time with equal results, the
-    second call changes nothing. The function runs in one transaction, or in a savepoint inside an outer `atomic()`.
+    If the function returns True, the key is half done. So the client's next retry, or a recovery, goes on after the
+    recorded calls. If the key is missing in the table, the function creates the key again. If the key is in the table,
+    the function stores only the results of calls that have no stored result. If you call the function a second time,
+    the stored results do not change. The function runs in one transaction, or in a savepoint inside an outer
+    `atomic()`.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.

@@ -90,7 +90,7 @@ class EndpointChecks:
         raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
-        """Check that a request with a different body and the first key is refused, and that the key is the reason."""
+        """Check that a request with the first key and a different body is refused because of the key."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
         # If the project has its own format for error responses, the check cannot distinguish a mismatch from other

@@ -77,8 +77,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The request is not stopped after the COMMIT of its response, because a crash there would lose only the answer,
-        # and the retry would be a replay.
+        # The request is not stopped after the COMMIT of its response. A crash after this COMMIT loses only the answer,
+        # and the retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -206,7 +206,7 @@ class CrashChecks:
             pass
         else:
             raise self._not_stopped(stopped, where, reply)
-        lapsed = F("created_at") - timedelta(seconds=1)  # with this time, the lease is over
+        lapsed = F("created_at") - timedelta(seconds=1)  # a time in the past, so the lease is over
         stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
@@ -235,8 +235,9 @@ class CrashChecks:
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """Yield each defect of the retry, together with advice for the developer.
 
-        If a call was made twice, the call needs a derived key. A step needs the same name in all attempts. `reconcile`
-        can record the result of a call with a function of its own, which does not count as a second call.
+        If a call was made twice, the call needs a derived key. A step needs the same name in all attempts. If
+        `reconcile` records the result of a call with a different function, this function does not count as a second
+        call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

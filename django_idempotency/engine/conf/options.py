@@ -33,8 +33,8 @@ COMPARED = check.must(
 )
 
 
-# A cache with `Idempotency` objects as keys is fast with eq=False, because Python then compares two objects by identity
-# and not by their fields.
+# With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a cache with
+# `Idempotency` objects as keys is fast.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """An `Idempotency` object has the options that protect one endpoint.
@@ -174,12 +174,14 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     return Idempotency(**{str(name): given for name, given in value.items()})
 
 
-# --- The next two classes describe the options as keyword arguments for type checkers. A test compares the two classes
-# with `Idempotency`.
+# --- The classes `OnceKeywords` and `Keywords` tell type checkers the names and types of the options. A test compares
+# the classes with `Idempotency`.
 
 
 class OnceKeywords(TypedDict, total=False):
-    """The functions `run_once`, `arun_once` and `once` accept these options, which need no request."""
+    """The functions `run_once`, `arun_once` and `once` accept only the options of this class, because they have no
+    request.
+    """
 
     ttl: timedelta | float
     wait: timedelta | float
@@ -191,7 +193,7 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """A protected view accepts all these options, which are the fields of `Idempotency`."""
+    """This class has all fields of `Idempotency`. The decorator `idempotent` accepts each field as an argument."""
 
     required: bool
     methods: Collection[str]

@@ -1,1 +1,3 @@
-"""While Python imports a module of the project, the package `declare` protects its views, or raises an error."""
+"""When Python imports a module of the project, the package `declare` protects the views of that module. If a view
+cannot be protected, the package raises an error.
+"""

@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """A context manager for work in a transaction, which hides an outer `async_to_sync` call from asgiref.
+    """While work runs in a transaction, this context manager hides an outer `async_to_sync` call from asgiref.
 
     A task of the work can run longer than the work itself. For example, `asyncio.gather` does not stop its other tasks
     when one task fails. With this context manager, the next query of such a late task raises a `RuntimeError`. Without
     the context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such
     an outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
-    call, the query would use our database connection after the end of our transaction, perhaps after a rollback. So the
-    query of the late task would be committed alone, and a retry would write the same data again.
+    call, the query would use our database connection. But our transaction has ended before, perhaps with a rollback. So
+    the query of the late task would be committed alone, and a retry would write the same data again.
     """
 
     def __enter__(self) -> None:
         bridges: Any = AsyncToSync.executors
         try:
             self._above = bridges.current
-        except AttributeError:  # asgiref is slow when the attribute is missing, so give it to this thread
+        except AttributeError:  # asgiref is slow in a thread without the attribute `current`, so set `current`
             self._above = None
             bridges.current = None
         if self._above is not None:
@@ -56,7 +56,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function that calls `function`. If `function` returns an awaitable, the plain function waits for
-    its result.
+    the result of the awaitable.
     """
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
@@ -73,7 +73,7 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call and await a coroutine function, or call a plain function in a thread. If the plain function returns an
-    awaitable, this awaitable is awaited, too.
+    awaitable, also await the awaitable.
     """
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
@@ -95,8 +95,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller is cancelled during the claim, the thread continues after the claim. In this case, this check
-        # prevents the start of the work.
+        # A cancellation of the caller does not stop a claim in the thread. So after the claim, this check prevents the
+        # start of the work if the caller was cancelled.
         if cancelled:
             raise asyncio.CancelledError
 

@@ -56,8 +56,8 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. If leased work is not protected, `steps_on` is the database alias of the work. The
-        steps of unprotected work run, but the results of the steps are not stored.
+        """Create the operation. For leased work, `steps_on` is the alias of the database in which `write` steps run. If
+        leased work is not protected, its steps run, but the results of the steps are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -77,17 +77,17 @@ class Operation:
 
     @property
     def reference(self) -> str | None:
-        """16 hexadecimal digits that logs and the admin show instead of the key, or None without a key."""
+        """Return 16 hexadecimal digits that logs and the admin show instead of the key. Without a key, return None."""
         return None if self._identity is None else self._identity.reference
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of the calls that were started but have no result, so their outcome is unknown."""
+        """Return the names of calls that were started but have no result, so their outcome is unknown."""
         return tuple(sorted(self._doubts))
 
     @property
     def results(self) -> dict[str, Any]:
-        """A dict with the name and result of each finished step, of this attempt and earlier attempts.
+        """Return a dict with the name and result of each step that any attempt has finished.
 
         A result that is a model instance is read from the database again, so the `DoesNotExist` of its model can be
         raised.
@@ -135,10 +135,11 @@ class Operation:
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call another system, such as a payment gateway or a mail server.
 
-        This method commits the start of the call, runs `function` while no transaction is open, and commits the result.
-        A later attempt gets the stored result and does not run `function` again. If `function` raises an exception,
-        such as a timeout, the call is in doubt, because its outcome is unknown. `call` raises the exception again. If
-        the other system clearly refuses, for example because a card is declined, `function` should return a value.
+        This method first commits the start of the call. Then `function` runs while no transaction is open, and after
+        that, the result is committed. A later attempt gets the stored result and does not run `function` again. If
+        `function` raises an exception, such as a timeout, the call is in doubt, because its outcome is unknown. `call`
+        raises the exception again. If the other system clearly refuses, for example because a card is declined,
+        `function` should return a value.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -220,7 +221,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the full lease again now. Use `renew` if the work takes longer than the lease.
+        """Start the lease again with its full length. Use `renew` if the work takes longer than the lease.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -264,7 +265,7 @@ class Operation:
             return value
         try:
             value = await awaited(function)
-        except Exception as error:  # a cancellation is not caught, because a cancelled task should await nothing more
+        except Exception as error:  # a cancellation is not caught, because a cancelled task must not start a query
             if name in self._doubts:
                 await sync_to_async(self._note)(name, error)
             raise
@@ -322,13 +323,13 @@ class Operation:
 
     def _keep_resource(self, resource: Resource) -> None:
         """Store the resource at once if leased work calls `refer_to`. In atomic mode, this method does nothing, because
-        the resource is stored together with the result. Without a key, this method does nothing either.
+        the resource is stored together with the result. If the operation has no key, this method also does nothing.
         """
 
 
 class AtomicOperation(Operation):
-    """The operation of a view or of other work that does not have the option `lease`. The work runs in one transaction
-    and has no steps.
+    """This class is the operation of a view or of other work without the option `lease`. The work runs in one
+    transaction and has no steps.
 
     Each protected request in atomic mode creates an `AtomicOperation`, so the constructor must be fast.
     """
@@ -357,7 +358,7 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """The interface of work that must run once. The work also decides which of its results are final."""
+    """This interface describes work that must run once. The work also decides which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
         """Do the work. In atomic mode, the work runs inside the transaction of the claim.
@@ -431,8 +432,8 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value that a retry would get from the stored text. For example, the first run gets a list instead of a
-    tuple, because JSON has no tuples.
+    """Return the value that a retry would get from the stored text. For example, if a function returns a tuple, the
+    first run and each retry get a list, because JSON has no tuples.
     """
     return value if isinstance(value, models.Model) else decode(text)
 
@@ -442,7 +443,7 @@ def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resou
     stored and found again.
     """
     if isinstance(what, models.Model):
-        # A saved model instance has a primary key, so the caller must not pass a second argument.
+        # The primary key of the instance is the id, so the call is refused if the caller has also passed an id.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

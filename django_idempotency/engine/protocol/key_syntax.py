@@ -18,8 +18,8 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 # In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
 # backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters after the string are ignored. So a parameter value that is neither a string nor a byte sequence can contain
-# nearly all visible characters.
+# Parameters after the string are ignored. So if a parameter value is not a string and not a byte sequence, the pattern
+# allows nearly all visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -30,7 +30,9 @@ _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 
 
 class InvalidKey(ValueError):
-    """A text is not a valid idempotency key. The message of this error says what is wrong with the text."""
+    """This error means that a text is not a valid idempotency key. The message of the error says what is wrong with the
+    text.
+    """
 
 
 def gettext_noop(sentence: str) -> str:
@@ -52,7 +54,7 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
         require_quoted: if True, a key without quotes is refused.
     """
     if _BARE_KEY.fullmatch(value) and not require_quoted:
-        return value  # nearly all clients send a key of this form
+        return value  # nearly all keys have only letters, digits, hyphens and underscores
     text = value.strip(" \t")
     if text.startswith('"'):
         if (match := _QUOTED_KEY.fullmatch(text)) is None:

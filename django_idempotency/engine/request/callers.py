@@ -1,5 +1,5 @@
 """This module identifies the caller of a request by a text, the scope. The scope separates the keys and responses of
-one caller from those of all other callers.
+one caller from the keys and responses of all other callers.
 """
 
 from __future__ import annotations
@@ -271,5 +271,5 @@ def _form_secret(request: Any) -> str | None:
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """Return the scope of all callers that send this secret value, as a hash of the value."""
+    """Return a scope that contains a hash of this secret value. All callers with this value have the same scope."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"

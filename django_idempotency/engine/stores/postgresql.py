@@ -35,12 +35,11 @@ TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
-# Note [Which advisory locks are ours]
-# The number of this package's advisory lock is a hash, so another application can use the same number. But a claim also
-# writes to the key table, and the transaction of the claim then has a lock on the table until the transaction ends. So
-# `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock and has also written to the key
-# table. With one more statement, each claim could mark its advisory lock clearly, but every request would become
-# slower.
+# Note [Which advisory locks are ours] The number of this package's advisory lock is a hash, so another application can
+# use the same number. But a claim also writes to the key table, so the transaction of the claim has a lock on this
+# table until the transaction ends. So `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock
+# and has also written to the key table. With one more statement, each claim could mark its advisory lock clearly, but
+# every request would become slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -79,8 +78,9 @@ class PostgreSQLStore(Store):
 
         A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 
-        The method returns None if the key has failed, if the key must be taken over or resumed, or if the row was
-        stored or deleted a moment ago. When the method returns None, no transaction is open any more.
+        The method returns None if the key has failed, or if this claim must take over or resume the key. The method
+        also returns None if another transaction has stored or deleted the row a moment ago. When the method returns
+        None, no transaction is open any more.
         """
         claim, *others = self._statements.values()
         try:
@@ -113,8 +113,8 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # If the statement has written no row, it fails with a division by zero, so PostgreSQL does not run the COMMIT
-        # in the same message.
+        # If the statement has written no row, it fails with a division by zero. After a division by zero, PostgreSQL
+        # does not run the COMMIT that follows in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
         texts = {
             "claim": self._claim_sql,
@@ -192,8 +192,8 @@ class PostgreSQLStore(Store):
         """Return a SELECT that reads the row of a key, and that takes the advisory lock if the key can be claimed.
 
         The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the snapshot
-        of the SELECT is older than the lock, so a key that was stored meanwhile is missing in the snapshot. So if the
-        SELECT takes the lock but finds no key, the store tries the INSERT again.
+        of the SELECT is older than the lock. An older snapshot does not show a key that another transaction has stored
+        a moment ago. So if the SELECT takes the lock but finds no key, the store tries the INSERT again.
         """
         sql = self._sql
         stored = sql.stored_key(sql.expired)

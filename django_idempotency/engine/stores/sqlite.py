@@ -32,7 +32,7 @@ class SQLiteStore(Store):
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) roll back the whole transaction. `executescript` commits the
         # transaction. Django does not notice that the transaction has ended. After the end of the transaction, SQLite
-        # commits each statement by itself.
+        # commits each statement separately.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
