@@ -42,21 +42,30 @@ __all__ = ["KeyCollector", "install"]
 
 STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
-    "in_doubt": (IN_DOUBT.condition, "Keys that no worker holds, with a step of unknown outcome."),
-    "half_done": (HALF_DONE.condition, "Keys that no worker holds, with a finished call and an unfinished operation."),
-    "stuck": (STUCK.condition, "Keys whose lease is over, and that have called nothing outside."),
+    "in_doubt": (
+        IN_DOUBT.condition,
+        "Keys without a worker that have a step in doubt: it is not known whether the step had an effect.",
+    ),
+    "half_done": (
+        HALF_DONE.condition,
+        "Keys without a worker that have a finished call, but whose operation is not finished.",
+    ),
+    "stuck": (STUCK.condition, "Keys whose lease is over, and whose work has made no external call."),
 }
 """A stuck key with a call is in doubt or half done. The gauge "stuck" leaves it out, as those states are more urgent.
 """
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
-    **{f"oldest_{name}_seconds": "Age of the oldest key in this state, from its claim; 0: none." for name in STATES},
+    **{
+        f"oldest_{name}_seconds": "Seconds since the claim of the oldest key in this state. 0 if there is none."
+        for name in STATES
+    },
     "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode.",
-    "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest transaction that holds keys; 0: none. "
-    "Missing if the scrape has another database role than the application, and no pg_read_all_stats.",
-    "cleanup_lag_seconds": "Time since the expiry of the oldest key that a cleanup would delete; 0: none.",
+    "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest transaction that holds keys. 0 if there "
+    "is none. Missing if the scrape uses another database role than the application, without pg_read_all_stats.",
+    "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
-    "age_seconds": "Time since the other gauges were read, which keep their values until the database answers.",
+    "age_seconds": "Seconds since the other gauges were read. If the database does not answer, they keep their values.",
 }
 logger = logging.getLogger("django_idempotency")
 

@@ -19,8 +19,8 @@ key_event = Signal(use_caching=True)
 
     event: one of these texts.
 
-        "claimed": a worker has claimed the key. Leased mode sends this before the view runs, atomic mode with the
-            outcome.
+        "claimed": a worker has claimed the key. Leased mode sends this event before the view runs. Atomic mode sends
+            this event together with the event of the outcome.
         "completed": the response is stored and will be replayed.
         "replayed": a retry got the stored response.
         "conflicted": a duplicate came while the first request was running.
@@ -30,10 +30,12 @@ key_event = Signal(use_caching=True)
         "too_old": `late_keys="refuse"` has refused a key that was unknown and too old.
         "replay_refused": a retry found a stored response, and `may_replay` refused it.
         "busy": the store did not answer in time. Nothing has run.
-        "released": the run ended without a final result. The next retry runs again, unless a call in doubt holds the
-            key.
-        "taken_over": sent instead of "claimed" when a leased attempt takes over from an attempt whose lease was over.
-        "held": a request was refused or has failed, because it is unknown what took effect. A person must find out.
+        "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
+            forbids that.
+        "taken_over": a leased attempt has taken over the key from an attempt whose lease was over. "claimed" is not
+            sent then.
+        "held": a request was refused or has failed, because the effects of a call or a write are not known. A person
+            must find out what has happened.
         "purged": a cleanup has ended.
 
     using: database alias.

@@ -11,8 +11,9 @@ from ..base import DatabasesCommand, counted
 
 class Command(DatabasesCommand):
     help = (
-        "Delete expired idempotency keys, in short transactions. For cron. Exit status: 0 done, or stopped by a limit; "
-        "1 error; 3 see --fail-on-stuck; 128 plus the signal's number if a signal ended the run."
+        "Delete expired idempotency keys, in short transactions. For cron. The exit status is 0 if the cleanup "
+        "is done or has reached a limit, 1 after an error, 3 as --fail-on-stuck says, and 128 plus the signal's number "
+        "if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -15,7 +15,7 @@ class Command(IdempotencyCommand):
     help = (
         "Delete what is stored about one caller: the next request with such a key runs again. Without --apply, the "
         "command only counts the keys. Keys in progress, in doubt or half done are kept: first decide about them with "
-        "resolve_idempotency_keys. Exit status: 0 done, 1 error, 3 keys were kept."
+        "resolve_idempotency_keys. The exit status is 0 if all is done, 1 after an error, and 3 if keys were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

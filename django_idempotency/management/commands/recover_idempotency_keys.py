@@ -13,8 +13,8 @@ from ..base import DatabasesCommand, counted, several
 class Command(DatabasesCommand):
     help = (
         "Ask reconcile about each idempotency key that needs attention, in place of a client that does not come back. "
-        "For cron. Prints one line for each key. Exit status: 0 no key is left, 1 error or a reconcile raised, 3 keys "
-        "are left, 128 plus the signal's number if a signal ended the run."
+        "For cron. Prints one line for each key. The exit status is 0 if no key is left, 1 after an error of the "
+        "command or of a reconcile, 3 if keys are left, and 128 plus the signal's number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

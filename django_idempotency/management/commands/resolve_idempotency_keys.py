@@ -30,11 +30,11 @@ for which the other side must be asked first.
 """
 LOOKED_HELP = (
     "With --release: also release keys with a call in doubt whose policy is not retry, keys with a write in doubt, and "
-    "keys without a lease. You say that you have looked, and that what is in doubt did not take effect."
+    "keys without a lease. With this option you say that you have looked: the steps in doubt had no effect."
 )
 SETTLED_HELP = (
-    "With --close: also close keys with calls that have finished or are in doubt. You say that you have looked, and "
-    "that the order exists or no money is kept."
+    "With --close: also close keys with calls that have finished or are in doubt. With this option you say that you "
+    "have looked: either the order exists, or no money is kept."
 )
 SHOWN = 200
 """The command prints at most this number of characters of a step's result."""
@@ -42,9 +42,10 @@ SHOWN = 200
 
 class Command(IdempotencyCommand):
     help = (
-        "List idempotency keys that need attention. Decide about exactly the listed keys with --release or --close, "
-        "and with --apply. Each line begins with the number for --id, and names the caller. Exit status, also "
-        "without --apply: 0 done, 1 error, 3 a key was refused or passed over, or no key is selected."
+        "List idempotency keys that need attention. With --release or --close and with --apply, decide about the "
+        "listed keys. Each line begins with the number for --id, and names the caller. The exit status, also without "
+        "--apply, is 0 if all is done, 1 after an error, and 3 if a key was refused or passed over, or if no key is "
+        "selected."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
