@@ -37,7 +37,7 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """The exceptions of `django_idempotency.exceptions` have this base class."""
+    """The base class of all exceptions in `django_idempotency.exceptions`."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):

@@ -27,11 +27,11 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """This function for the option `key` has a text for error answers. A plain callable works, too.
+    """A callable object for the option `key`, which also has a text for error answers. A plain function works, too.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
-        source: the name of the key's place, which ends the sentence "This operation needs …" of error answers.
+        source: where the client must put the key. Error answers end with this text: "This operation needs …".
     """
 
     read: Callable[[Any], str | None]

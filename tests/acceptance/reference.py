@@ -262,8 +262,10 @@ def answers() -> str:
     ]
     lines = [f'* {p.status} `{p.code}`: "{p.title}".' for p in found]
     waits = ", ".join(f"{p.headers['Retry-After']} in `{p.code}`" for p in found if "Retry-After" in p.headers)
-    of_leases = "In [leased mode](leased.md#the-lease), `in-progress` has what is left of the lease, from 1 to 60."
-    return "\n".join([*lines, "", f"`Retry-After` is {waits}. {of_leases}"])
+    of_leases = (
+        "In [leased mode](leased.md#the-lease), `in-progress` has the seconds until the lease ends, from 1 to 60."
+    )
+    return "\n".join([*lines, "", f"`Retry-After` is in seconds: {waits}. {of_leases}"])
 
 
 def exceptions() -> str:

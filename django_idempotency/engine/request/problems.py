@@ -181,7 +181,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """Convert an exception that `run_once` raised in your view into the response that a protected view would send.
+    """Return the response that a protected view would send for an exception of `run_once`.
 
     The status is 409 or 422, or 503 if the store was busy. If a retry can succeed, the response has `Retry-After`.
 
