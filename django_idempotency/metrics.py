@@ -65,7 +65,7 @@ GAUGES = {
     "is none. Missing if the scrape uses another database role than the application, without pg_read_all_stats.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
-    "age_seconds": "Seconds since the other gauges were read. If the database does not answer, they keep their values.",
+    "age_seconds": "Seconds since the other gauges were read.",
 }
 logger = logging.getLogger("django_idempotency")
 
