@@ -1,4 +1,4 @@
-"""These system checks report mistakes in the settings, the views and the databases before the first request.
+"""Before the first request, these system checks report mistakes in the settings, the views and the databases.
 
 The id of a check has the same meaning in all later versions. These are the ids: E001 the IDEMPOTENCY setting, E002
 unknown alias, E003 the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off,
