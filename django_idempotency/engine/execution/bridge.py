@@ -19,11 +19,11 @@ class NoBridgeAbove:
     """This context manager hides an outer call of `async_to_sync` from asgiref while work runs in a transaction.
 
     A task of the work can run longer than the work itself. For example, `asyncio.gather` does not stop its other tasks
-    when one task fails. With this context manager, the next query of such a late task raises a `RuntimeError`. Without
-    the context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such
-    an outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
+    when one task fails. With this context manager, the next query of such a task raises a `RuntimeError`. Without the
+    context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such an
+    outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
     call, the query would use our database connection. But our transaction has already ended, perhaps with a rollback.
-    So the query of the late task would be committed alone, and a retry would write the same data again.
+    So the query of the task would be committed alone, and a retry would write the same data again.
     """
 
     def __enter__(self) -> None:

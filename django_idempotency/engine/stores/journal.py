@@ -33,9 +33,8 @@ database has committed the transaction. So the package must act correctly after 
   first end was committed, the second end changes nothing, because the step is finished already.
 * If the answer to a local write is lost, the error propagates, and the key is marked as failed. The next attempt reads
   from the table whether the write was committed.
-* If the answer to a completion is lost, the next step depends on the row. If the completion was committed, the client
-  gets the stored response. If the completion was not committed, the key is marked as failed, and the next attempt finds
-  the finished steps.
+* If the answer to a completion is lost and the completion was committed, the client gets the stored response. If the
+  completion was not committed, the key is marked as failed, and the next attempt finds the finished steps.
 
 # Note [Writes in doubt]
 The transaction of a local write first records that the write has started, and in the end records the result of the
@@ -116,8 +115,7 @@ class Journal:
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
             raise lease_lost()
-        # All results are decrypted before the first step runs. If one result cannot be decrypted, the attempt must do
-        # nothing.
+        # All results are decrypted before the first step runs. If one result cannot be decrypted, no step runs.
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows

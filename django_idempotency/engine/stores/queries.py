@@ -1,8 +1,8 @@
 """This module has the SQL statements that look up a key, claim the key, and complete or release the claim.
 
 Each store builds its SQL statements only once. Each store has its own INSERT. The other statements differ only in the
-SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names. The
-functions `values_of` and `values_of_claim` return dicts with these names.
+SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names, see
+`values_of` and `values_of_claim`.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the SQL parameters with which the statements `complete` and `release` find the claimed row."""
+    """Return the SQL parameters for the condition `fence`, which finds the claimed row."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,
