@@ -41,10 +41,10 @@ _HOMES = {
 """The module of each name that is not an exception. The imports above name the same modules."""
 
 
-if not TYPE_CHECKING:  # if a type checker read `__getattr__`, the type checker would accept every name
+if not TYPE_CHECKING:  # a type checker that reads `__getattr__` would accept every name
 
     def __getattr__(name: str) -> Any:
-        """When a public name is first used, import the module of this name, and return the object with this name.
+        """Import the module of a public name when the name is first used, and return the object.
 
         The module cannot be imported earlier, because Django imports this package before models can be imported.
         """

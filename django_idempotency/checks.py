@@ -1,15 +1,14 @@
-"""System checks. Before the first request, the checks report mistakes in the set-up that make protection impossible.
+"""Before the first request, these system checks report mistakes in the settings, the views and the databases.
 
-A later version never uses the id of a check for a different check. These are the ids:
-E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is routed elsewhere, E004 no store for the
-database, E005 autocommit switched off, E006 a decorator above authentication, E007 options that contradict each other,
-E008 202 without the status page, E009 tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under
-a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014 tables of keys that Citus does not commit
-together with the business write,
-W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ
-COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that MariaDB or
-MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose
-collation treats two different texts as equal.
+The id of a check has the same meaning in all later versions. These are the ids: E001 the IDEMPOTENCY setting, E002
+unknown alias, E003 the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off,
+E006 a decorator above authentication, E007 options that contradict each other, E008 202 without the status page, E009
+tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a
+schema for each tenant and no SCOPE, E014 tables of keys that Citus does not commit together with the business write,
+W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
+times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
+transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation treats two
+different texts as equal.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks. The checks that query a database run only if Django passes `databases`, as in `check --database`
-    and before `migrate`.
+    """Run all checks. The checks that query a database run only if Django passes `databases`. Django passes `databases`
+    for `check --database`, and before `migrate`.
     """
     try:
         get_settings()
@@ -79,8 +78,8 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check each protected route. Authentication must run before the protection, and the options must not contradict
-    each other.
+    """Check each protected route. Authentication must run before the protection. The options of a route must not
+    contradict each other.
     """
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
@@ -110,8 +109,8 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[Idempotency], set[str]]:
-    """Return the options of all protected routes, and the error messages of the check E007. Each message is about
-    options of one route that contradict each other.
+    """Return the options of all protected routes, and the error messages of the check E007. Each message says which
+    options of one route contradict each other.
     """
     options: list[Idempotency] = []
     problems: set[str] = set()
@@ -177,8 +176,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
         # The packages psycopg and psycopg2 use different numbers for the isolation levels. The import of
-        # `IsolationLevel` is inside this function, because a project without PostgreSQL usually has neither psycopg nor
-        # psycopg2.
+        # `IsolationLevel` is inside this function, because the import fails if psycopg and psycopg2 are both missing.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

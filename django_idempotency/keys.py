@@ -3,7 +3,7 @@
 
 A function for the option `key` returns the key, or None if the client sent no key. A request without a key gets the
 answer 400. But if the option `required` is False, a request without a key is not protected. A key must have 1 to 255
-visible ASCII characters, otherwise the answer is 400.
+visible ASCII characters. A request with any other key gets the answer 400.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A callable object for the option `key`, which also has a text for error answers. A plain function works, too.
+    """A `KeyReader` is a callable for the option `key`, with a text for error answers. A plain function works, too.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
@@ -44,7 +44,7 @@ class KeyReader:
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
     """Read the key from a field of a form, such as the field that `{% idempotency_key %}` renders.
 
-    Django parses the form before the view runs, so the view cannot set `request.upload_handlers`.
+    The view cannot set `request.upload_handlers`, because Django parses the form before the view runs.
 
     Args:
         name: the name of the field.

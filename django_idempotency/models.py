@@ -68,8 +68,8 @@ class IdempotencyKey(models.Model):
     # first. The module `maintenance.decisions` reads and writes this list.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # Almost every change of the row sets `updated_at`, for example a claim, a renewed lease or a person's decision. If
-    # `updated_at` changes after a person has seen the key, the person's decision is refused.
+    # Almost every change of the row sets `updated_at`, for example a claim, a renewed lease or a person's decision. A
+    # person's decision is refused if `updated_at` has changed after the person has seen the key.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -82,7 +82,7 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             # The index on `scope` is used when all data of one caller are deleted.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
-            # On PostgreSQL, the completion of an atomic key changes no index, except if the view has called `refer_to`.
+            # If the view has not called `refer_to`, the completion of an atomic key changes no index on PostgreSQL.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             IndexWhereSet(  # each failed key has a text in `last_error`
                 fields=["created_at"],
@@ -106,7 +106,8 @@ class IdempotencyKey(models.Model):
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again from the same database as before. Without this method, a router could choose a replica.
+        """Read the row again from the database from which it was read before. Without this method, a router could
+        choose a replica.
 
         Django also calls this method to read a deferred field.
         """
@@ -134,9 +135,9 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # The foreign key `key` has no constraint in the database. With a constraint, a cleanup would search for the steps
-    # of each deleted key, but only leased keys have steps. The foreign key needs no index of its own, because the index
-    # of the unique constraint begins with the same column.
+    # The foreign key `key` has no constraint in the database. With a constraint, the database would search for steps of
+    # each deleted key, although keys of atomic mode have no steps. The foreign key needs no separate index, because the
+    # index of the unique constraint begins with the same column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )

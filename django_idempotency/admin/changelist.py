@@ -45,7 +45,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes 
 
 
 class BoundedChangeList(ChangeList):
-    """The admin's list shows the newest keys first, but a list of keys that need attention begins with the oldest key.
+    """The admin's list shows the newest keys first. A list of keys that need attention shows the oldest keys first.
 
     A person cannot change the order with `?o=` in the URL, because the database would have to sort the whole table.
     """
@@ -56,10 +56,10 @@ class BoundedChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
         """Return the keys of the list, after the search and all filters.
 
-        The filter by state runs last, so that the search and the other filters look at all keys in the chosen state.
+        The filter by state runs last, and looks only at keys that the search and the other filters have found.
 
-        If a person chooses filters but no state, the filters look only at the latest 100,000 keys. A search looks at
-        all keys, because a search uses an index.
+        If a person chooses filters but no state, the filters look only at the latest 100,000 keys. The state
+        `completed` has the same limit. A search looks at all keys, because a search uses an index.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -72,8 +72,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # If the URL has a search, a filter or a page number, the page shows no overview of the states. Then the page
-        # does not wait for the overview's queries.
+        # If the URL has a search, a filter or a page number, the page shows no overview of the states. So this page
+        # does not wait for the queries of the overview.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -102,7 +102,7 @@ class BoundedChangeList(ChangeList):
 class StateFilter(admin.SimpleListFilter):
     """This is the admin's filter by state.
 
-    The class `BoundedChangeList` finds the keys in the chosen state, after all other filters have run.
+    The class `BoundedChangeList` finds the keys in each state except `completed`, after all other filters have run.
     """
 
     title = _("state")
@@ -118,7 +118,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """The admin's filter by operation offers the operations that the latest 2,000 keys have."""
+    """The admin's filter by operation shows the operations of the latest 2,000 keys."""
 
     title = _("operation")
     parameter_name = "operation"
@@ -151,8 +151,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # The index on `scope` does not sort the keys of one scope by age, so a separate query finds the newest keys of a
-    # caller.
+    # The index on `scope` can return the keys of one caller in any order. So a separate query finds the newest keys of
+    # a caller.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)

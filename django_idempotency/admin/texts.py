@@ -103,7 +103,8 @@ def readable_body(body: bytes) -> str:
 def cut(text: bytes) -> str:
     """Return the beginning of a text.
 
-    The function does not parse and indent JSON, because parsing could change a number or remove a repeated name.
+    The function does not indent JSON, because the function would have to parse the JSON first. Parsing could change a
+    number or remove a repeated name.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)

@@ -31,8 +31,8 @@ Kind = IdempotencyStep.Kind
 class Entry:
     """An `Entry` object is one line of the timeline.
 
-    Each item of the argument `facts` has a label, and the HTML that follows the label. If the HTML of an item is empty,
-    the page does not show the item.
+    Each item of the argument `facts` is a pair: a label, and the HTML to show after the label. If the HTML of an item
+    is empty, the page does not show the item.
     """
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
-    """Return the derived key that the view could send to the external service in this step.
+    """Return the derived key of this step. Perhaps the view has sent this key to the external service.
 
     A step of kind `write` has no derived key, because a write sends nothing to an external service.
     """
@@ -135,7 +135,7 @@ def pasteable(kept: str | None) -> SafeString | str:
 def value_text(kept: str) -> str:
     """Return the JSON of a stored result. Raises `ValueError` for invalid JSON.
 
-    If the result is a model instance, the JSON has the id of the instance's row.
+    For a model instance, the JSON has the model, the primary key and the database alias.
     """
     value = json.loads(kept)
     return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
@@ -155,9 +155,9 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """Return the decisions about a key, and the reason if the page cannot show the decisions.
+    """Return the decisions about a key, and a text that says why the page cannot show the decisions.
 
-    The reason is an empty text if the page can show the decisions.
+    The text is empty if the page can show the decisions.
     """
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
@@ -192,8 +192,7 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # If `texts` has no text for an action that a newer release has stored, the returned sentence shows the stored name
-    # of the action.
+    # A newer release can store an action that is not in `texts`. Then the sentence shows the stored name of the action.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 

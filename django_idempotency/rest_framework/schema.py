@@ -3,11 +3,11 @@
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
 If a project has its own schema class, the first base class of the project's class must be `AutoSchema`. If a project
-has itself declared a header or a status of an operation, the schema keeps the declaration of the project.
+declares a header or a status of an operation itself, the schema keeps this declaration.
 
-The package extends drf-spectacular with a schema class, because other kinds of extensions would miss some operations.
-An `OpenApiViewExtension` does not work for a method with `@extend_schema`, and a post-processing hook does not get the
-view. In issue #804, the maintainer of drf-spectacular recommends a schema class.
+The package has a schema class, because other kinds of extensions for drf-spectacular would miss some operations. An
+`OpenApiViewExtension` does not work for a method with `@extend_schema`. A post-processing hook does not get the view.
+In issue #804, the maintainer of drf-spectacular recommends a schema class.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def assert_idempotent(
 ) -> Any:
     """Check that an endpoint runs once for each key.
 
-    The function sends a first request, a retry, a request with a changed body, a request of another user, and
-    duplicates.
+    The function sends a request, a retry, a changed body, and a request without a key. Some arguments add more
+    requests.
 
     The function works in any test class. But with `transaction=True`, the test must not run inside a transaction. The
     function does not delete the rows that the endpoint creates.
@@ -117,7 +117,7 @@ def assert_idempotent(
 
 
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
-    """Raise RuntimeError if other threads cannot see the rows of this thread, or cannot write at the same time."""
+    """Raise RuntimeError if other threads cannot read this thread's rows, or if two threads cannot write at once."""
     if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
         raise RuntimeError(
             f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "

@@ -1,6 +1,6 @@
 """This module reads the project's `IDEMPOTENCY` setting.
 
-The function `resolve` merges the options of a decorator, of a view class and of the setting into one `Idempotency`.
+The function `resolve` merges the options of decorators, view classes and this setting into one `Idempotency`.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain options of `LEASED_ONLY`,
-            # because other views of the project can have a lease. But if a view has no lease, its own layers must not
-            # set `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
+            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain these options, because
+            # some views of the project can have a lease. But a view without a lease must not set `on_abandoned="hold"`,
+            # `reconcile` or `in_progress_status=202` itself.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

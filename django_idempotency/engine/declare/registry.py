@@ -79,14 +79,15 @@ class Declaration:
 
 
 def frameworks() -> list[Any]:
-    """Return the package's adapter modules for the frameworks that the project itself has imported.
+    """Return the package's adapter modules, one module for each framework that the project has imported.
 
     Each adapter module has these three functions:
 
     * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
       None if `request` does not belong to the module's framework.
-    * `declared(callback)` returns the HTTP methods of a URL's callback. Each HTTP method comes with its view and its
-      `Declaration`. `declared` returns None if the callback is a class or does not belong to the module's framework.
+    * `declared(callback)` returns the HTTP methods of a URL's callback. For each HTTP method, the result has the view
+      and its `Declaration`. `declared` returns None if the callback is a class, or if the callback does not belong to
+      the module's framework.
     * `response(returned, declaration)` converts the return value of `reconcile` into a response. The package uses
       `response` if `reconcile` was called without a request. `response` returns None if the value does not belong to
       the module's framework.
@@ -106,22 +107,23 @@ def register(declaration: Declaration) -> None:
 
     Only a declaration with both options `operation` and `reconcile` is stored.
     """
-    # The options of the `IDEMPOTENCY` setting are not included, because this code cannot read the setting at import.
+    # This code runs while modules are imported, and cannot read the `IDEMPOTENCY` setting yet. So the options of this
+    # setting are not included.
     given: dict[str, Any] = {}
     for layer in reversed(declaration.layers):
         given |= layer.given()
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # The same view can be registered several times, because `method_decorator` decorates the view on each request.
-        # A function with the decorator `once` can be defined inside another function. Then each call of the outer
-        # function registers the inner function again. If a callable is registered again, the new declaration replaces
-        # the old declaration.
+        # If a function with the decorator `once` is defined inside another function, each call of the outer function
+        # registers the inner function again. If a callable is registered again, the new declaration replaces the old
+        # declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 
 def registered(operation: str) -> list[Declaration]:
-    """Return the declarations with this `operation` and a `reconcile`, from all imported modules.
+    """Return all registered declarations of an operation. Each of these declarations has the option `reconcile`.
 
     Import the URLconf before you call this function, because the import registers the declarations of the views.
     """
@@ -134,19 +136,20 @@ def declaration_of(callable_: Any) -> Declaration | None:
     If decorators wrap the callable, the declaration can belong to any of the wrapped callables.
     """
     *levels, innermost = unwrapped(callable_)
-    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff is off in the next line,
-    # because this line does not test whether the object is callable. The line reads the method `__call__` itself.
+    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff recommends `callable()`,
+    # but the next line needs the method `__call__` itself.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # `method_decorator` applies the decorator only when the view is called. So after the import, the
-            # declaration does not contain the HTTP method of the handler yet.
+            # `method_decorator` applies the decorator only when the view is called. So after the import, the HTTP
+            # method of the handler is missing in the declaration, and is added here.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers of options. If the name of a handler is an HTTP method, add a layer that protects this method.
+    """Return the layers of options. If a handler has the name of an HTTP method in `VERBS`, add a layer that protects
+    requests with this HTTP method.
 
     For example, a decorator on a handler with the name `put` protects PUT requests.
     """
@@ -159,7 +162,8 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
     """Return the options and the view that were passed to a decorator.
 
-    If the decorator was called only with options, the view is None, because Python passes the view in a second call.
+    If the decorator has brackets, as in `@idempotent(ttl=60)`, the view is None. Python passes the view in a second
+    call.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.

@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """While work runs in a transaction, this context manager hides an outer `async_to_sync` call from asgiref.
+    """This context manager hides an outer call of `async_to_sync` from asgiref while work runs in a transaction.
 
     A task of the work can run longer than the work itself. For example, `asyncio.gather` does not stop its other tasks
-    when one task fails. With this context manager, the next query of such a late task raises a `RuntimeError`. Without
-    the context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such
-    an outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
-    call, the query would use our database connection. But our transaction has ended before, perhaps with a rollback. So
-    the query of the late task would be committed alone, and a retry would write the same data again.
+    when one task fails. With this context manager, the next query of such a task raises a `RuntimeError`. Without the
+    context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such an
+    outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
+    call, the query would use our database connection. But our transaction has already ended, perhaps with a rollback.
+    So the query of the task would be committed alone, and a retry would write the same data again.
     """
 
     def __enter__(self) -> None:
@@ -42,9 +42,9 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Return a plain function that runs a coroutine function, like `async_to_sync` of asgiref.
+    """Return a plain function that runs a coroutine function. asgiref's `async_to_sync` does the same.
 
-    Unlike `async_to_sync`, this function also uses the context manager `NoBridgeAbove`.
+    But the plain function of `awaiting` also uses the context manager `NoBridgeAbove`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -85,8 +85,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     """Call `run(work)` in the thread of the database connection, and wait for its result on the event loop.
 
     If `work` is a coroutine function, `work` runs on the event loop. But the `sync_to_async` calls of `work` run in the
-    thread of the connection, so they are part of the transaction. If the caller is cancelled, `work` is cancelled, too,
-    and the exception rolls the transaction back.
+    thread of the connection, so the queries of these calls are part of the transaction. If the caller is cancelled,
+    `work` is cancelled, too, and the exception rolls the transaction back.
 
     Args:
         run: this function is called in the thread. Its argument is a plain function that runs `work`.
@@ -95,8 +95,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # A cancellation of the caller does not stop a claim in the thread. So after the claim, this check prevents the
-        # start of the work if the caller was cancelled.
+        # If the caller is cancelled, a claim in the thread continues. After the claim, this check raises an error, and
+        # the work does not start.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -105,7 +105,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # after the end of the event loop, a new coroutine would never be awaited
+        refuse_if_cancelled()  # if the event loop has ended, no code would await a new coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -118,8 +118,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await `work`. If the current task is cancelled, wait for the end of `work`, and then raise `CancelledError`.
 
-    When a client closes its connection, the server cancels the request. If this cancellation stopped a running external
-    call, the outcome of the call would be unknown. But perhaps the external service answers a moment later. A second
+    When a client closes its connection, the server cancels the request. Perhaps an external call is running, and the
+    external service answers a moment later. Without the wait, the outcome of this call would be unknown. A second
     cancellation of the task stops `work`.
 
     Args:

@@ -18,8 +18,8 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 # In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
 # backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters after the string are ignored. So if a parameter value is not a string and not a byte sequence, the pattern
-# allows nearly all visible characters.
+# Parameters after the string are ignored, so their pattern is not strict. A parameter value can be a string, a byte
+# sequence, or a text of nearly all visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -103,11 +103,11 @@ def check_dated(key: str) -> str:
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return whether a UUID of version 7 is older than `ttl_seconds`, or is from the future.
+    """Return whether a UUID of version 7 is older than `ttl_seconds`, or has a time in the future.
 
     If a key is older than `ttl_seconds`, the row of the key is possibly deleted already. The first 48 bits of the UUID
     are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the time in seconds since
-    1970. A UUID is from the future if its time is more than `MAX_AHEAD` seconds after `now`.
+    1970. A time is in the future if it is more than `MAX_AHEAD` seconds after `now`.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -1,7 +1,4 @@
-"""This module has the request to a store, all outcomes of a claim, and all outcomes of the claimed work.
-
-Each possible outcome is a class of this module.
-"""
+"""This module has the class `ClaimRequest`, and a class for each outcome of a claim or of the claimed work."""
 
 from __future__ import annotations
 
@@ -134,8 +131,8 @@ class Conflicted:
     def retry_after(self) -> int:
         """Return the number of whole seconds after which the client should retry.
 
-        If the worker has died, the key stays locked until the lease ends. So a retry before the end of the lease would
-        be refused again.
+        If the worker has died, the key stays locked until the lease ends. A retry before the end of the lease would be
+        refused.
         """
         return max(SHORTEST_RETRY_AFTER, min(ceil(self.lease_left), LONGEST_RETRY_AFTER))
 
@@ -183,9 +180,9 @@ ClaimOutcome = Claimed | Completed | Refusal
 class Verdict(Enum):
     """The verdict says what happens to the business write and to the key after the work has returned.
 
-    In leased mode, every write is already committed when the work returns. So in leased mode, the verdicts `RELEASE`
-    and `ROLL_BACK` do not roll back writes and do not free the key. Instead, the package marks the key as `failed` and
-    keeps the steps of the key.
+    In leased mode, every write is already committed when the work returns. So in leased mode, `ROLL_BACK` cannot roll
+    back the writes. `RELEASE` and `ROLL_BACK` do not free the key: the package marks the key as `failed`, and keeps the
+    steps of the key.
     """
 
     KEEP = "commit the write, complete the key"

@@ -1,5 +1,5 @@
-"""This module identifies the caller of a request by a text, the scope. The scope separates the keys and responses of
-one caller from the keys and responses of all other callers.
+"""This module makes the scope, a text that identifies the caller of a request. The scope separates the keys and
+responses of one caller from the keys and responses of all other callers.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
 
 
 def is_authenticated(user: Any) -> bool:
-    """Return whether this user is authenticated. The user can be any object, because authenticators can return any
-    object.
+    """Return whether this user is authenticated. An authenticator can return an object of any class, so `user` can be
+    any object.
 
     Raises:
         IdempotencyConfigurationError: the object has no `is_authenticated`.
@@ -128,8 +128,8 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """Return a text that identifies the OAuth client which acts for the user, or None if there is no client. If a user
-    has two clients, they are two different callers.
+    """Return a text that identifies the OAuth client which acts for the user, or None if there is no client. Two
+    clients of the same user are two different callers.
     """
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
@@ -165,7 +165,7 @@ def _is_access_token(auth: Any) -> bool:
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the scope of a user's keys for endpoints without the option `scope`. No query runs.
+    """Return the scope of a user in endpoints without the option `scope`. No query runs.
 
     Args:
         user: for example `request.user`.
@@ -203,10 +203,10 @@ def _place(model: Any, row: Model) -> str:
 
     The alias is needed because two people in two databases can have the same primary key.
     """
-    # A proxy model has the same rows as its concrete model, so an account must have the same scope with both models.
+    # A proxy model and its concrete model have the same rows. So an account must get the same scope with both models.
     label: str = model._meta.concrete_model._meta.label
-    # The scope needs the alias to which the row is written. The alias from which the row was read can be a replica, and
-    # a retry can read from a different replica.
+    # The scope uses the database alias to which the row is written. Perhaps this row was read from a replica, and a
+    # retry can read the row from a different replica.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
@@ -225,9 +225,9 @@ def _credential(request: Any) -> str | None:
         if value:
             sent[header.lower()] = value
     if sent:
-        # The hash uses all credentials of the request together, because tenants behind one gateway can send the same
-        # Authorization header but different API keys. The header values are joined by a line feed, because no header
-        # value can contain a line feed.
+        # The hash uses all credentials of the request together. Tenants behind one gateway can send the same
+        # Authorization header, but each tenant sends its own API key. The header values are joined by a line feed,
+        # because no header value can contain a line feed.
         return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
@@ -256,7 +256,8 @@ def _authorization(value: str) -> str:
 
 
 def _form_secret(request: Any) -> str | None:
-    """Return the CSRF secret of a browser if Django has checked this secret for the current request, else None.
+    """Return the CSRF secret of a browser. The result is None if Django has not checked this secret for the current
+    request.
 
     A browser gets the CSRF secret before it sends its first form, and keeps the secret. But the browser often gets the
     session cookie only with the first answer. If the session cookie were the scope, a second click in the same browser

@@ -1,6 +1,6 @@
 """This module stores and restores responses.
 
-This module also makes the answer 202, and the status page to which the answer 202 links.
+This module also makes the answer 202 and the status page. The answer 202 has a link to the status page.
 """
 
 from __future__ import annotations
@@ -106,11 +106,12 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
 
     The answer 202 has the state of the running request, and a link to the status page of that request.
 
-    If the row of the key was deleted already, the status page answers 404, so the client sends its request again.
+    If the row of the key was deleted already, the status page answers 404. Then the client should send its request
+    again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # With the `code` in the JSON, a client can see that the package, not the view, has sent this answer 202.
+    # The `code` in the JSON tells the client that the package has sent this answer 202. A view can also answer 202.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER

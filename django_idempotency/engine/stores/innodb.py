@@ -60,8 +60,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # While Django has a transaction open, autocommit is off on Django's connection. If the driver opens a new
-        # connection without Django's knowledge, autocommit is on for the new connection.
+        # While Django has a transaction open, autocommit is off on Django's connection. Sometimes the driver opens a
+        # new connection, and Django does not notice this. On the new connection, autocommit is on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -97,13 +97,14 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # Even under READ COMMITTED, an INSERT that finds a duplicate row locks the index gap next to the duplicate row.
-        # The lock of the gap lasts until the transaction ends. If a view runs under an expired key, the gap lock would
-        # block the INSERT of other new keys. To avoid the gap lock, the store searches for the key before the INSERT.
-        # Under READ COMMITTED, a subquery of the INSERT searches for the key. Under other isolation levels, a subquery
-        # of the INSERT would lock the gap, so a SELECT before the INSERT searches for the key. Under SERIALIZABLE,
-        # every SELECT would lock the gap, so the store does not search before the INSERT. The statement is not INSERT …
-        # SELECT, because INSERT … SELECT can wait for the table's AUTO-INC lock, or can keep that lock.
+        # If an INSERT finds a duplicate row, the INSERT locks the index gap next to this row, even under READ
+        # COMMITTED. The gap lock lasts until the transaction ends. So while a view runs for a request with an expired
+        # key, the gap lock would block the INSERT of other new keys. To avoid the gap lock, the store searches for the
+        # key before the INSERT. Under READ COMMITTED, a subquery of the INSERT searches for the key. Under other
+        # isolation levels, such a subquery would lock the gap, so a separate SELECT searches for the key. Under
+        # SERIALIZABLE, every SELECT would lock the gap, so the store does not search before the INSERT. The statement
+        # is not INSERT … SELECT, because such a statement can wait for the table's AUTO-INC lock, or can keep this
+        # lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -131,8 +132,8 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Return whether the server has rolled back the writes that the caller made before the claim.
 
-        If the caller's writes are lost, the database error must propagate. If the caller got the answer "conflict" in
-        place of the error, the caller would not notice that its writes are lost.
+        If the caller's writes are lost, the database error must propagate. With the answer "conflict", the caller would
+        not notice that its writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -143,11 +144,11 @@ class InnoDBStore(Store):
 class MariaDBStore(InnoDBStore):
     """On MariaDB, a lock on the unique index shows that a key is in flight. A duplicate does not wait for the lock.
 
-    A running request has inserted its row, but has not committed the row. A duplicate request would normally wait for
-    the lock of this row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at once. After error
-    1205, the server rolls back only the failed statement. But if the server option `innodb_rollback_on_timeout` is on,
-    the server rolls back the whole transaction after error 1205. The lock timeout is set for one statement, so the lock
-    timeout of the session does not change.
+    A running request has inserted its row, but has not committed the row. With a normal lock timeout, a duplicate
+    request waits for the lock of this row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at
+    once. After error 1205, the server rolls back only the failed statement. But with the server option
+    `innodb_rollback_on_timeout`, the server rolls back the whole transaction. The lock timeout is set for one
+    statement, so the lock timeout of the session does not change.
     """
 
     at_once = AT_ONCE
@@ -155,9 +156,9 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # Sometimes a Galera node rolls back our transaction, because another transaction was faster to commit. A SELECT
-        # on this node possibly does not return the rows of the other transaction yet. With `wsrep_sync_wait`, the next
-        # statement waits until the node returns the committed rows.
+        # Sometimes a Galera node rolls back our transaction, because another transaction was faster to commit. For a
+        # moment, a SELECT on this node can miss the rows of the other transaction. With `wsrep_sync_wait`, the next
+        # statement waits until this node has the committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
@@ -167,29 +168,29 @@ class MySQLStore(InnoDBStore):
     """On MySQL, a SELECT … FOR UPDATE NOWAIT shows whether a key is in flight, and never waits for a lock.
 
     The SELECT … FOR UPDATE NOWAIT is a subquery of the INSERT, so the first request with a key needs no additional
-    statement. FOR UPDATE locks only the row of the key. If several requests come for one expired key, one request gets
-    the row, and the other requests do not wait.
+    statement. FOR UPDATE locks only the row of the key. Several requests can come at the same time with the same
+    expired key. Then one request gets the row, and the other requests do not wait.
 
-    MySQL runs the subquery of an INSERT some microseconds before MySQL inserts the row. If a duplicate request comes
-    between the subquery and the INSERT of the first request, the duplicate waits until the first request ends. Under an
-    isolation level other than READ COMMITTED, the subquery would lock the gap around a missing key, so the INSERT has
-    no subquery. Without the subquery, each duplicate of a running request waits. The server option
-    `innodb_lock_wait_timeout` limits the time for which a duplicate waits.
+    MySQL runs the subquery of an INSERT some microseconds before MySQL inserts the row. If a duplicate request comes in
+    these microseconds, the duplicate waits until the first request ends. Under other isolation levels than READ
+    COMMITTED, the subquery would lock the gap around a missing key. So under these levels, the INSERT has no subquery,
+    and each duplicate of a running request waits. The server option `innodb_lock_wait_timeout` limits the time for
+    which a duplicate waits.
 
-    InnoDB keeps a deleted row in the index until InnoDB purges the row. If a client sends the key of a deleted row
-    again before the purge, the INSERT of the key locks the gap next to the deleted row. If the hash of another new key
-    is in the locked gap, the INSERT of this other key waits until the transaction with the lock ends.
+    InnoDB keeps a deleted row in the index until InnoDB purges the row. Before the purge, a client can send the key of
+    the deleted row again. Then the INSERT of this key locks the gap next to the deleted row. If the hash of another new
+    key belongs in this gap, the INSERT of the other key waits until the transaction with the lock ends.
     """
 
-    # MySQL raises error 1093 if a subquery reads the table that the statement changes, so the SELECT is a derived
-    # table. FOR UPDATE NOWAIT is necessary, because a plain SELECT inside an INSERT becomes a locking read that waits.
-    # SKIP LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
+    # If a subquery reads the table that the statement changes, MySQL raises error 1093. A derived table (a SELECT
+    # inside FROM) avoids this error. FOR UPDATE NOWAIT is necessary, because a plain SELECT inside an INSERT would wait
+    # for locks. SKIP LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # The lock can belong to another duplicate request, which does not change the committed row. `look` can read a
-        # committed row without a lock.
+        # Perhaps the lock belongs to another duplicate request, and this request does not change the committed row.
+        # `look` can read a committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

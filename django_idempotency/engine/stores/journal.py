@@ -1,29 +1,29 @@
 """The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-A worker can change the lease and the steps only if the claimed row still has the attempt number of this worker. The
-condition on the attempt number is called the fence. If a newer attempt has taken the key over, the journal changes
-nothing.
+Each claimed row has an attempt number. A worker can change the lease and the steps only while the row has the number of
+the worker's own attempt. This condition is called the fence. If a newer attempt has taken the key over, the journal
+changes nothing.
 
 # Note [Fencing]
 Sometimes a worker stops for a long time, and goes on after its lease is over. So each transaction of a worker first
 locks or changes the claimed row. The lock or the change succeeds only if the row is still in progress and still has the
 attempt number of this worker. A takeover or an operator's decision locks the same row, and changes the attempt or the
 status of the row. So the old worker can commit only before the takeover or the decision. After the takeover or the
-decision, the old worker does not find its row, and `LeaseLost` rolls back the transaction of the old worker. A check
+decision, the old worker does not find its row. Then `LeaseLost` rolls back the transaction of the old worker. A check
 without a lock would not be enough, because the old worker and the new worker could commit at the same time.
 
-The condition for the claimed row also contains the two hashes of the key's identity. If each tenant has its own schema
-or database, the work can switch the connection to another tenant with `SET search_path` or `USE`. In the tables of the
-other tenant, another key could have the same id and the same attempt number. The hashes also tell the database which
-partition has the row.
+The condition for the claimed row also contains the two hashes of the key's identity. Some projects have a schema or a
+database for each tenant. Then the work can switch its connection to another tenant, with `SET search_path` or `USE`. In
+the tables of the other tenant, another key could have the same id and the same attempt number. The hashes also tell the
+database which partition has the row.
 
 On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
-have an older snapshot, which does not show the started call. The new version of the row makes a takeover with an older
-snapshot fail. A lock alone would not stop a takeover with an older snapshot, because a lock writes no new row version.
+have an older snapshot in which the started call is missing. The new version of the row makes such a takeover fail. A
+lock alone would not stop such a takeover, because a lock writes no new row version.
 
 # Note [Lost answers]
 Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
-database has committed the transaction. So the package must act correctly whether the transaction was committed or not:
+database has committed the transaction. So the package must act correctly after a commit, and also without a commit:
 
 * If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
   locked until its lease is over.
@@ -33,15 +33,15 @@ database has committed the transaction. So the package must act correctly whethe
   first end was committed, the second end changes nothing, because the step is finished already.
 * If the answer to a local write is lost, the error propagates, and the key is marked as failed. The next attempt reads
   from the table whether the write was committed.
-* If the answer to a completion is lost, the key is marked as failed, and the next attempt finds the finished steps. But
-  if the completion was committed, the key is not marked as failed, and the client gets the stored response.
+* If the answer to a completion is lost and the completion was committed, the client gets the stored response. If the
+  completion was not committed, the key is marked as failed, and the next attempt finds the finished steps.
 
 # Note [Writes in doubt]
-The transaction of a local write begins with a record that the write has started, and ends with a record of its result.
-So other requests find no started write without a result. But a write can end its own transaction before the result is
-recorded, for example with DDL on MariaDB or with a raw COMMIT. If such a write then fails or is killed, the step of the
-write stays without a result. The package cannot find out what the write has committed, so a person must decide about
-the key.
+The transaction of a local write first records that the write has started, and in the end records the result of the
+write. So other requests never see a started write whose result is missing. But a write can end its own transaction
+before the result is recorded, for example with DDL on MariaDB or with a raw COMMIT. If such a write then fails or is
+killed, the step of the write stays without a result. The package cannot find out what the write has committed, so a
+person must decide about the key.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Journal:
         """Lock or change the claimed row, so that no takeover commits before this transaction. Raises `LeaseLost`.
 
         On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
-        Galera cluster, a lock would not be enough. A node tells the other nodes which rows a transaction has changed,
-        but not which rows the transaction has locked. On SQLite, a transaction can lock only by writing.
+        Galera cluster, a lock would not be enough. A node tells the other nodes about changed rows, but not about
+        locked rows. SQLite has no row locks.
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -108,15 +108,14 @@ class Journal:
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """Return a dict that has a pair for the name of each step. Raises `LeaseLost`.
+        """Return a dict from the name of each step to a pair of values. Raises `LeaseLost`.
 
         The first value of the pair tells whether the step is finished. The second value is the result of the step.
         """
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
             raise lease_lost()
-        # All results are decrypted before the first step runs. If one result cannot be decrypted, the attempt must do
-        # nothing.
+        # All results are decrypted before the first step runs. If one result cannot be decrypted, no step runs.
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows
@@ -195,10 +194,10 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the started calls without a result, and the names of the started writes without a result.
+        """Return two tuples of names: the started calls without a result, and the started writes without a result.
 
-        The caller must lock the key before it calls this method. The query locks the steps, so it reads the steps that
-        are committed now. A query without a lock could read an older snapshot.
+        The caller must lock the key before it calls this method. The query locks the steps. So the query reads the
+        steps that are committed now, and not an older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
         calls = tuple(name for name, kind in rows if kind == Kind.CALL)
@@ -220,8 +219,8 @@ class Journal:
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # Each UPDATE here changes `updated_at`. Without the flag FOUND_ROWS, MySQL does not count a row whose values
-        # stay the same.
+        # Without the flag FOUND_ROWS, MySQL counts only rows whose values have changed. So each UPDATE here changes
+        # `updated_at`.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -240,19 +239,19 @@ class Journal:
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
         # The step is created without save(), because save() sends signals. A project's signal handler for all models
-        # would run after the check of the claimed row, and before the insert of the step.
+        # would run between the check of the claimed row and the insert of the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """Make several statements commit together, in the open transaction of the caller or in a new transaction."""
+        """Run several statements in one transaction: the open transaction of the caller, or a new transaction."""
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
     """Lock the rows of a query until the transaction ends, if the database has row locks.
 
-    Duplicates can still read the locked rows. If `skip` is True and the database has SKIP LOCKED, the result does not
-    contain rows that another transaction has locked.
+    Duplicates can still read the locked rows. If `skip` is True and the database has SKIP LOCKED, the query skips all
+    rows that another transaction has locked.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

@@ -1,8 +1,8 @@
 """This module has the SQL statements that look up a key, claim the key, and complete or release the claim.
 
-Each store builds its SQL statements only once. All databases use the same SQL statements, except that each store has
-its own INSERT. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names, which
-come from `values_of` and `values_of_claim`.
+Each store builds its SQL statements only once. Each store has its own INSERT. The other statements differ only in the
+SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names, see
+`values_of` and `values_of_claim`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds, so `round` removes all further digits of the float, which are rounding errors.
+    # SQLite's times have milliseconds. `round` removes all other digits, because they are only errors of the float.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
@@ -67,7 +67,7 @@ class Queries:
 
     @property
     def new_row(self) -> dict[str, str]:
-        """Return a dict of a new row, with quoted column names as keys and with SQL as values."""
+        """Return a dict from each quoted column name of a new row to the SQL of the column's value."""
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -127,8 +127,8 @@ class Queries:
     def complete(self) -> str:
         """Return an UPDATE that completes the claim of this request.
 
-        If the parameter `resource_type` or `resource_id` is NULL, the UPDATE does not change the column of the same
-        name.
+        If the parameter `resource_type` is NULL, the column `resource_type` does not change. The same is true for
+        `resource_id`.
         """
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
@@ -146,9 +146,10 @@ class Queries:
 
     @cached_property
     def complete_and_keep(self) -> str:
-        """Return the UPDATE `complete`, which here also sets the time at which the stored response expires.
+        """Return an UPDATE that does the same as `complete`, and also sets the time at which the stored response
+        expires.
 
-        Citus allows no time function inside COALESCE, so this UPDATE is a statement of its own.
+        One UPDATE for both cases would need a time function inside COALESCE, and Citus does not allow this.
         """
         return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
 
@@ -162,7 +163,7 @@ def as_stored_key(values: Any) -> StoredKey:
     """Return a `StoredKey` from a row that was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # If the driver returns text as bytes, the package cannot compare the row with the request.
+        # The package can compare the row with the request only if the driver returns text as `str`.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
             "connection."
@@ -197,7 +198,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the SQL parameters with which the statements `complete` and `release` find the claimed row."""
+    """Return the SQL parameters for the condition `fence`, which finds the claimed row."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,

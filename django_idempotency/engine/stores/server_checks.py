@@ -78,7 +78,7 @@ def check_engines(connection: Any) -> Iterator[CheckMessage]:
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
         # For a table that does not exist yet, Django returns the server's default engine. This check runs before
-        # `migrate`, which will create the missing table in the default engine.
+        # `migrate`, and `migrate` creates the missing table in this engine.
         engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
@@ -119,7 +119,7 @@ the schema of a tenant."""
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """On Citus, check where the package's tables are stored.
 
-    The tables must be in a place where a key and the business write commit together or roll back together.
+    In a wrong place, the business write can be committed without its key, and then a retry writes again.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
