@@ -73,7 +73,7 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # The hidden field `previewed` has the digest of the preview that the operator has seen.
+    # The hidden field `previewed` has the hash of the preview that the operator has seen.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -105,7 +105,7 @@ class DecisionForm(forms.Form):
     def digest(self) -> str:
         """Return a hash of the operator's input and of the present state of the keys.
 
-        The page with the preview sends the hash to the server in a hidden field.
+        The page with the preview has this hash in a hidden field, and sends the field to the server.
         """
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
@@ -115,7 +115,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """This form releases a key, so that the next retry runs. The retry after a release can charge a customer twice."""
+    """This form releases a key, so that the next retry runs. This retry can charge a customer twice."""
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -176,7 +176,8 @@ class RecordForm(DecisionForm):
     def _may_see(self, model: Any) -> bool:
         """Return whether this person may see rows of the model.
 
-        Without the permission check, a person without permission could use the form to find out which rows exist.
+        The form tells whether a row exists. So only people with the permission to see the model get an answer from the
+        form.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
