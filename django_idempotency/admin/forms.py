@@ -40,15 +40,11 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 class DecisionForm(forms.Form):
     """In this form, an operator makes a decision about some keys, and gives the reason for the decision.
 
-    Attributes:
-        name: the last part of the page's address, and the name of the action in the trail of decisions.
-        label: the text of the button.
-        explanation: says what will happen.
-        warning: says what may go wrong while a step is in doubt.
-        harmful: True if the decision can cause more harm than an error message. The button of a harmful decision is
-            red.
-        word: the sentence that the operator must confirm before a harmful decision.
-        previewed_fields: the fields that the preview shows. If there are none, the decision has no preview.
+    Attributes: name: the last part of the page's address, and the name of the action in the list of decisions. label:
+    the text of the button. explanation: says what will happen. warning: says what may go wrong while a step is in
+    doubt. harmful: True if the decision can cause more harm than an error message. The button of a harmful decision is
+    red. word: the sentence that the operator must confirm before a harmful decision. previewed_fields: the fields that
+    the preview shows. If there are none, the decision has no preview.
 
     Args:
         keys: the keys as the operator sees them.
@@ -176,8 +172,8 @@ class RecordForm(DecisionForm):
     def _may_see(self, model: Any) -> bool:
         """Return whether this person may see rows of the model.
 
-        The form tells whether a row exists. So only people with the permission to see the model get an answer from the
-        form.
+        The form has an error message if an entered row does not exist. So this function makes sure that the person may
+        see such rows.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
