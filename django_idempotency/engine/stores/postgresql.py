@@ -39,7 +39,7 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 # use the same number. But a claim also writes to the key table, so the transaction of the claim has a lock on this
 # table until the transaction ends. So `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock
 # and has also written to the key table. A claim could send one more statement to mark the advisory lock as ours, but
-# this would make every request slower.
+# the statement would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("

@@ -6,13 +6,13 @@ if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
 Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
-out for each stored text whether the text is sealed. A text from a client must never lead to a wrong answer. Sealed text
-begins with the mark `enc1:`, except in the column `body`. If headers and a list of decisions are not sealed, both are
-JSON lists. If a result is not sealed, it is a JSON object. JSON lists and objects cannot begin with the mark. But an
-unsealed body can begin with the mark, because some views return text of the request. So the column `body` does not use
-the mark. One statement always writes the headers and the body of a response, so a body is sealed if its headers begin
-with the mark. If an error text is not sealed, the text begins with the name of a Python class or with fixed words of
-this package. So such an error text cannot begin with the mark.
+out for each stored text whether the text is sealed. A text from a client must never cause a wrong result of this check.
+Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
+JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark. But an unsealed body
+can begin with the mark, because some views return text of the request. So the column `body` does not use the mark. One
+statement always writes the headers and the body of a response, so a body is sealed if its headers begin with the mark.
+Without encryption, an error text begins with the name of a Python class or with fixed words of this package. So such an
+error text cannot begin with the mark.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be

@@ -8,8 +8,8 @@ condition for a query, which uses the database's clock. The second form is a fun
 Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these partial indexes are
 `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. The condition of a state begins with the
 condition of its index, so that the database can use the index. Every failed key has an error, so a condition on
-`last_error` finds all failed keys. No index has a condition on `status`. With such an index, PostgreSQL could not use a
-HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
+`last_error` finds all failed keys. On PostgreSQL, no index has a condition on `status`. With such an index, PostgreSQL
+could not use a HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
 
 Committed claims without a lease have no partial index, because every completion would change this index. The query for
 committed claims without a lease uses the index on `expires_at`. So the query finds a claim only when the claim's `ttl`
@@ -42,8 +42,7 @@ CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
     # In SQLite, Django stores times as texts. This SQL writes the present time in the same text format, so that SQLite
-    # can compare it with a stored time. Each percent sign is written twice, because one percent sign begins a
-    # placeholder.
+    # can compare both times. Each percent sign is written twice, because one percent sign begins a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
@@ -85,7 +84,7 @@ steps.
 
 
 class WhenAsked(Combinable):
-    """This object stands in a query, and calls `build` for its condition only when Django builds the query.
+    """This object is a part of a query. `build` is called only when a query uses this object.
 
     Some projects import this package in their `models.py`. For example, a Wagtail page is a model that answers
     requests. While Django imports models, Django cannot resolve the relations between models yet.
