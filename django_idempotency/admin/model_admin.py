@@ -61,8 +61,7 @@ def _response(key: Shown) -> Any:
 
 @admin.register(IdempotencyKey)
 class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run time, `ModelAdmin[…]` would fail
-    """This package registers this class with Django's admin. A subclass with its own `get_queryset()` can show fewer
-    keys.
+    """Django's admin shows keys with this class. A subclass with its own `get_queryset()` can show fewer keys.
 
     A user with the permission `view_idempotencykey` sees the list of keys, but the texts of the keys are hidden. With
     the permission `view_response`, the user also sees the texts of the keys and the stored responses. To make

@@ -89,13 +89,12 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that have a step in doubt. No worker is processing these keys. It is unknown whether a step in doubt
-    took effect.
+    """Find keys that have a step in doubt. It is unknown whether such a step took effect.
 
-    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If the view or its worker
-    fails after the end of this transaction, the key stays in progress without a lease. The function finds a key without
-    a lease only after the key's `ttl`. The query reads a partial index of unfinished steps, and the index on
-    `expires_at`.
+    No worker is processing these keys. A view can end its own transaction, for example with a raw COMMIT, or with DDL
+    on MariaDB. If the view or its worker fails after the end of this transaction, the key stays in progress without a
+    lease. The function finds a key without a lease only after the key's `ttl`. The query reads a partial index of
+    unfinished steps, and the index on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -110,8 +109,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose operation is not finished, but at least one call is finished. These keys have no worker and no
-    step in doubt.
+    """Find keys with a finished call and an unfinished operation. These keys have no worker and no step in doubt.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.

@@ -45,7 +45,7 @@ def reference_of(hash_: int) -> str:
 
 
 def hash_of(reference: str) -> int:
-    """Return the `key_hash` from which `reference_of` has made this reference."""
+    """Return the `key_hash` of this reference. `reference_of` makes the reference from the `key_hash`."""
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""The states of a key. Each state has a name, an advice for a person, and a rule that tells which keys have this state.
+"""The states of a key. Each state has a name, advice for people, and a rule that tells which keys have this state.
 
 A key can have several states at once, for example "failed" and "in doubt". The dict `STATES` begins with the worst
 state, and a key is shown with its first state in this dict. The rule of a state has two forms. The first form is a

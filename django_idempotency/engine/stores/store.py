@@ -256,14 +256,14 @@ class Store(ABC):
         """
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        """Return the committed row of the key, or None if the key has no such row.
+        """Return the committed row of the key, or None if the key has no committed row.
 
         Raises `KeyLocked` if another transaction works on the row.
         """
         return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Return the answer for a request if another transaction works on the key of this request."""
+        """Return the answer for a request whose key is in use by another transaction."""
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
