@@ -1,10 +1,10 @@
 """This module has the signal `key_event`, which reports what happens to keys. A receiver can count or trace the events,
 or send an alert.
 
-The signal is sent after the COMMIT or the ROLLBACK that the signal reports. If an outer `atomic()` block is open, the
-signal is sent after the COMMIT of the outer block. Receivers run in the request, so a slow receiver makes the request
-slow. If a receiver raises an error, the logger `django.dispatch` logs the error, and the request continues. The sender
-is `IdempotencyKey`.
+If an event belongs to a transaction, the signal is sent after the COMMIT or the ROLLBACK of this transaction. If an
+outer `atomic()` block is open, the signal is sent after the COMMIT of the outer block. Receivers run in the request, so
+a slow receiver makes the request slow. If a receiver raises an error, the logger `django.dispatch` logs the error, and
+the request continues. The sender is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.dispatch import Signal
 
 __all__ = ["key_event"]
 
-# Every request checks whether the signal has receivers. With `use_caching=True`, this check is fast.
+# Every request checks whether the signal has receivers. `use_caching=True` makes this check fast.
 key_event = Signal(use_caching=True)
 """Says that something has happened to a key. Arguments:
 

@@ -40,15 +40,11 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 class DecisionForm(forms.Form):
     """In this form, an operator makes a decision about some keys, and gives the reason for the decision.
 
-    Attributes:
-        name: the last part of the page's address, and the name of the action in the trail of decisions.
-        label: the text of the button.
-        explanation: says what will happen.
-        warning: says what may go wrong while a step is in doubt.
-        harmful: True if the decision can cause more harm than an error message. The button of a harmful decision is
-            red.
-        word: the sentence that the operator must confirm before a harmful decision.
-        previewed_fields: the fields that the preview shows. If there are none, the decision has no preview.
+    Attributes: name: the last part of the page's address, and the name of the action in the list of decisions. label:
+    the text of the button. explanation: says what will happen. warning: says what may go wrong while a step is in
+    doubt. harmful: True if the decision can cause more harm than an error message. The button of a harmful decision is
+    red. word: the sentence that the operator must confirm before a harmful decision. previewed_fields: the fields that
+    the preview shows. If there are none, the decision has no preview.
 
     Args:
         keys: the keys as the operator sees them.
@@ -73,7 +69,7 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # The hidden field `previewed` has the digest of the preview that the operator has seen.
+    # The hidden field `previewed` has the hash of the preview that the operator has seen.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -105,7 +101,7 @@ class DecisionForm(forms.Form):
     def digest(self) -> str:
         """Return a hash of the operator's input and of the present state of the keys.
 
-        The page with the preview sends the hash to the server in a hidden field.
+        The page with the preview has this hash in a hidden field, and sends the field to the server.
         """
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
@@ -115,7 +111,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """This form releases a key, so that the next retry runs. The retry after a release can charge a customer twice."""
+    """This form releases a key, so that the next retry runs. This retry can charge a customer twice."""
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -176,7 +172,8 @@ class RecordForm(DecisionForm):
     def _may_see(self, model: Any) -> bool:
         """Return whether this person may see rows of the model.
 
-        Without the permission check, a person without permission could use the form to find out which rows exist.
+        The form has an error message if an entered row does not exist. So this function makes sure that the person may
+        see such rows.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 

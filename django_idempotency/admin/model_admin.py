@@ -61,11 +61,12 @@ def _response(key: Shown) -> Any:
 
 @admin.register(IdempotencyKey)
 class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run time, `ModelAdmin[…]` would fail
-    """This package registers this class. A subclass with its own `get_queryset()` can show fewer keys.
+    """Django's admin shows keys with this class. A subclass with its own `get_queryset()` can show fewer keys.
 
-    A user with the permission `view_idempotencykey` sees that there are keys. With the permission `view_response`, the
-    user also sees the texts of the keys and the stored responses. To take decisions, a user needs the permission
-    `resolve_idempotencykey`. The admin pages make no change other than a decision.
+    A user with the permission `view_idempotencykey` sees the list of keys, but the texts of the keys are hidden. With
+    the permission `view_response`, the user also sees the texts of the keys and the stored responses. To make
+    decisions, a user needs the permission `resolve_idempotencykey`. The admin pages cannot change a key in any other
+    way.
     """
 
     actions = (answer_selected, release_selected)
@@ -90,8 +91,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # Each person who sends the key of an anonymous caller gets the stored response of this caller. So the admin shows
-    # the texts of keys only to people with the permission to see responses.
+    # If a caller is anonymous, every person who sends the same key gets the stored response. So the admin shows the
+    # texts of keys only to people with the permission to see responses.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -119,9 +120,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Return whether this user may take decisions.
+        """Return whether this user may make decisions.
 
-        For a user without the permission to take decisions, the list of keys shows no actions.
+        If a user may not make decisions, the list of keys shows no actions to this user.
         """
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
@@ -136,15 +137,14 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Allow only the filters of the list.
+        """Return whether the URL may filter the list by `lookup`. Only the filters that the list shows are allowed.
 
-        If `?body__startswith=` were allowed, a user without the permission to see responses could guess a stored body.
+        With `?body__startswith=`, a user could guess a stored body without the permission to see responses.
         """
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # The admin writes a decision to the database from which the admin has read the key. So the admin must not read
-        # keys from a replica.
+        # The admin reads a key and writes the decision in the same database. So this database must not be a replica.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -160,7 +160,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Show the page of the key, because its timeline has all decisions about the key.
+        """Show the page of the key, because the timeline on this page has all decisions about the key.
 
         Django's own history page would not show decisions that were made with a management command.
         """

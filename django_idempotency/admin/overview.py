@@ -1,4 +1,5 @@
-"""This module makes the part above the list: the number of keys in each state, and the keys that need attention.
+"""Above the list of keys, the admin shows the number of keys in each state, and the keys that need attention. This
+module makes this part of the page.
 
 Each query of this module reads a limited part of the table.
 """
@@ -34,7 +35,8 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A `Part` object has a condition that finds keys, and sometimes a column with an index that sorts these keys.
+    """A `Part` object has a condition that finds keys. If `order` is not None, an index sorts these keys by the column
+    `order`.
 
     If `steps` is not None, a key must also have a step that matches the condition `steps`.
     """
@@ -86,8 +88,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A cleanup never deletes a key that is in progress and has no lease. After a cleanup, a key in progress
-            # without a lease is among the first keys in the index on `expires_at`.
+            # A cleanup never deletes a key that is in progress and has no lease. A cleanup deletes most other old keys.
+            # So such a key is among the first keys in the index on `expires_at`.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -113,17 +115,16 @@ def _first_due(using: str) -> list[int]:
 def latest(keys: Keys, count: int) -> Keys:
     """Return the latest rows of `keys`.
 
-    The query reads a range of `count` ids, which ends with the highest id of the table. So the query does not read the
-    whole table.
+    The query reads only the highest ids, a range of `count` ids, and not the whole table.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the other keys whose request has the same content and the same resource as the request of this row.
+    """Return the other keys that have the same resource and the same fingerprint as this row.
 
-    If the function finds a key, a customer was possibly charged a second time.
+    If there is such a key, possibly a client has sent one request with two keys, and the customer was charged twice.
     """
     if row.resource_id is None or row.fingerprint is None:
         return []

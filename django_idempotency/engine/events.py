@@ -33,9 +33,9 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return the log levels of the reports with the event "held" for one attempt.
+    """Return the log levels for all "held" events of one attempt.
 
-    The level of the first report is ERROR, and the level of each later report is INFO.
+    The level of the first event is ERROR, and the level of each later event is INFO.
 
     The cache of this function keeps the levels of each attempt. So if a client retries a held key many times, each
     process logs only one ERROR.
@@ -122,9 +122,9 @@ def harmless() -> Iterator[None]:
     `logging` also prints most of its own errors without raising them. But a filter of a logger can raise an exception.
     `send_robust` raises an exception if a receiver without `__qualname__` fails.
 
-    The function `harmless` is necessary, although `on_commit` gets the argument `robust=True`. If our callback raises
-    an exception in Django 5.2, Django raises a second exception, and does not run the callbacks of the project. Later
-    versions of Django write our callback to the log, and this callback contains the key, which is a secret.
+    The argument `robust=True` of `on_commit` does not replace the function `harmless`. If our callback raises an
+    exception in Django 5.2, Django raises a second exception, and does not run the callbacks of the project. Later
+    versions of Django write the failed callback to the log. Our callback contains the key, and the key is a secret.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""This module reads and writes the list of decisions about a key. The list tells who decided what, when and why, and is
-stored in a column of the key's row.
+"""This module reads and writes the list of decisions about a key. The list is stored in a column of the key's row. Each
+decision has an action and a time, and can have a reason and the name of the person or the command.
 
-A decision can delete steps that were in doubt. The list contains a copy of these steps, so that no fact is lost. When
-the key's row is deleted, the list is deleted, too.
+A decision can delete steps that were in doubt. The list contains a copy of these steps, so that people can read the
+steps later. When the key's row is deleted, the list is deleted, too.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """Return the time of the decision as a `datetime`. If USE_TZ is True, this `datetime` has a time zone, like the
-        times of the key's row.
-        """
+        """Return the time of the decision as a `datetime`. If USE_TZ is True, this `datetime` has a time zone."""
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)
 
@@ -67,9 +65,9 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, the oldest first. Raises `NotDecryptable`. Reads no database.
 
-    A later version of the package can write entries that this version cannot read. In place of an unreadable entry, the
-    result has a decision with the action "unreadable" and the time of the key's last change. Unknown fields of an entry
-    are ignored.
+    A later version of the package can write entries that this version cannot read. For such an entry, this function
+    returns a decision with the action "unreadable". The time of this decision is the time of the key's last change.
+    Unknown fields of an entry are ignored.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [

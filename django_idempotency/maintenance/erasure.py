@@ -1,15 +1,15 @@
 """This module deletes what is stored about a caller.
 
-Use `forget` for support ("let this key run again"), and use `forget_scope` for requests to erase personal data.
+Use `forget` if one key must run again. Use `forget_scope` if a person wants you to erase their personal data.
 
 # Note [What is never forgotten]
 `forget` and `forget_scope` keep a key in progress, because perhaps a worker is still processing the key. Both functions
-also keep a failed key if one of the key's calls has ended or is in doubt. Without this failed key, the next retry would
-make the call a second time. Both functions also keep a key in progress without a lease. No worker is processing such a
-key, because the work has ended its own transaction and was then interrupted. `Forgotten.kept` counts all keys that were
-kept. With `include_unsettled=True`, both functions keep only keys with a live lease, and keys whose row is locked at
-this moment. `include_unsettled=True` also deletes keys that are stuck, in doubt or half done. The deleted keys were the
-only record of what was done.
+also keep a failed key if the key has a finished call or a step in doubt. Without this failed key, the next retry would
+make the call a second time. Both functions also keep a key in progress without a lease. The work of such a key has
+ended its own transaction, and was then interrupted. `Forgotten.kept` counts all keys that were kept. With
+`include_unsettled=True`, both functions keep only keys with a live lease, and keys whose row is locked at this moment.
+`include_unsettled=True` also deletes keys that are stuck, in doubt or half done. After the deletion, the database does
+not say any more what was done for these keys.
 
 In atomic mode, a key is committed at the end of the request. So `forget` cannot find the key while the request is
 running.
@@ -98,9 +98,9 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    The query uses the index of scopes, and locks only rows of this scope. A running request stores its key later, so
-    take away the caller's access before you call `forget_scope`. Each batch of keys is deleted in one transaction. If
-    an outer `atomic()` block is open, each batch is deleted in a savepoint.
+    The query uses the index of scopes, and locks only rows of this scope. A request that runs now can store its key
+    after `forget_scope`. So first take away the caller's access, and then call `forget_scope`. Each batch of keys is
+    deleted in one transaction. If an outer `atomic()` block is open, each batch is deleted in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -124,7 +124,7 @@ def of_scope(scope: str) -> Q:
 
     The scope is a text that the endpoint's `scope=` returns, or the text that the admin shows.
 
-    If the scope is a user, the Q object also finds the keys that OAuth clients have used in the name of this user.
+    If the scope is a user, the Q object also finds the keys of OAuth clients that act for this user.
     """
     # No stored scope contains control characters.
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}

@@ -3,9 +3,9 @@
 Shells, alerts, the admin and commands use the functions of this module.
 
 Most functions return a lazy QuerySet of `IdempotencyKey`. The query runs only when you iterate over the QuerySet or
-count its keys. Only `running_transactions` returns a list. In each process, the first call for a database alias also
-asks PostgreSQL whether the extension Citus is installed. The functions compare times with the database's clock. The
-module `states` defines the conditions of these functions.
+count its keys. Only `running_transactions` returns a list. On PostgreSQL, the first call for a database alias in each
+process sends one more query. This query looks for the extension Citus. The functions compare times with the database's
+clock. The module `states` defines the conditions of these functions.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that have no worker, but a started step without a result. It is unknown whether the step took effect.
+    """Find keys that have a step in doubt. It is unknown whether such a step took effect.
 
-    A view can end its own transaction, for example with a raw COMMIT, or with DDL on MariaDB. If a view ends its own
-    transaction and then fails, or if its worker dies, the key stays in progress without a lease. The function finds a
-    key without a lease only after the key's `ttl`. The query reads a partial index of unfinished steps, and the index
-    on `expires_at`.
+    No worker is processing these keys. A view can end its own transaction, for example with a raw COMMIT, or with DDL
+    on MariaDB. If the view or its worker fails after the end of this transaction, the key stays in progress without a
+    lease. The function finds a key without a lease only after the key's `ttl`. The query reads a partial index of
+    unfinished steps, and the index on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -109,7 +109,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys with a finished call and an unfinished operation, but no worker and no step in doubt.
+    """Find keys with a finished call and an unfinished operation. These keys have no worker and no step in doubt.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.
@@ -190,7 +190,7 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return only the keys whose state has not changed for `older_than` seconds, with the oldest change first.
+    """Return only the keys that have not changed for `older_than` seconds. The key with the oldest change comes first.
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """
@@ -199,7 +199,7 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
 
 def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
-    """Raise `ValueError` for the first number that is not between `least` and `most`."""
+    """Raise `ValueError` if one of the numbers is less than `least` or more than `most`."""
     for name, number in numbers.items():
         if number is not None and not least <= number <= most:  # also refuses NaN
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"

@@ -1,4 +1,4 @@
-"""The function `create_key` writes a row into the key table, as an earlier request would have done."""
+"""The function `create_key` writes a row into the key table. The row looks like the row of an earlier request."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def create_key(
     response: Any = None,
     using: str | None = None,
 ) -> IdempotencyKey:
-    """Write a row into the key table, as an earlier request with this key would have done. The next request with this
-    key finds the row.
+    """Write a row into the key table. The row looks like the row of an earlier request with this key. The next request
+    with this key finds the row.
 
     This function writes with the package's own store, in a transaction of its own. Inside an outer `atomic()`, the
     function uses a savepoint. The row has no fingerprint, so the row matches any request with this key.

@@ -33,14 +33,14 @@ COMPARED = check.must(
 )
 
 
-# With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a cache with
-# `Idempotency` objects as keys is fast.
+# With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict finds an entry
+# quickly by an `Idempotency` object.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """An `Idempotency` object has the options that protect one endpoint.
 
-    If an option is not given, its value comes from the next layer (the class, a base class, the settings or the
-    default). A duration is a `timedelta` or a number of seconds.
+    If an option is not given, the package looks for its value in the class, the base classes, the settings and the
+    defaults, in this order. A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -137,9 +137,9 @@ class Idempotency:
 
     @cached_property
     def repeats_calls(self) -> bool:
-        """Return whether the work can run again although a call of an earlier attempt is in doubt.
+        """Return whether the work may run again while a call of an earlier attempt is in doubt.
 
-        The result can be True only in leased mode, where a repeated call gets the same derived key again.
+        In atomic mode, the result is False. In leased mode, a repeated call gets the same derived key again.
         """
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
@@ -153,14 +153,14 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 def for_methods(*methods: str) -> Idempotency:
     """Return an `Idempotency` object that sets only the option `methods`.
 
-    The function is cached, so two calls with the same methods return the same object. Other caches use the returned
-    object as a key.
+    The function is cached, so two calls with the same methods return the same object. Other caches find their entries
+    by this object.
     """
     return Idempotency(methods=methods)
 
 
 def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
-    """Return an `Idempotency` object for an argument that is an `Idempotency` object or a mapping of options.
+    """Return `value` as an `Idempotency` object. `value` is an `Idempotency` object already, or a mapping of options.
 
     Raises:
         IdempotencyConfigurationError: for anything else, unknown names and impossible values.
@@ -179,8 +179,8 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
 
 
 class OnceKeywords(TypedDict, total=False):
-    """The functions `run_once`, `arun_once` and `once` accept only the options of this class, because they have no
-    request.
+    """The functions `run_once`, `arun_once` and `once` have no request, so these functions accept only the options of
+    this class.
     """
 
     ttl: timedelta | float

@@ -62,10 +62,10 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return a text about code that stands below `idempotent` and possibly decides who the caller is.
+    """Look below `idempotent` for code that can decide who the caller is, and return a text about this code.
 
     The returned text is about an operation of Django Ninja, a view class, or a different decorator. Return None if
-    there is no such code below `idempotent`.
+    there is no such code.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -79,9 +79,9 @@ def refuse_routing(protected: Any) -> None:
 
     Django Ninja calls the hook when it makes an operation from the view, and the hook raises an error.
     """
-    # This code does not import Django Ninja, because many projects do not use Django Ninja. The hook gets a new list.
-    # `wraps()` has copied only a reference to the old list, so a change of the old list would also change the
-    # unprotected view.
+    # This code does not import Django Ninja, because many projects do not use Django Ninja. If the unprotected view has
+    # a list of hooks, the protected view has the same list, because `wraps()` copies only a reference. So this code
+    # makes a new list.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
@@ -95,9 +95,8 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # Usually `view` is a method of a view class, and the first argument is the instance of this class. But
-        # `method_decorator` passes a partial of a bound method. For a partial, the instance is the `__self__` of the
-        # bound method.
+        # Usually `view` is a method of a view class, and the first argument is the instance of this class. But with
+        # `method_decorator`, `view` is a partial of a bound method, and the instance is the `__self__` of this method.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -126,8 +125,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return a text about code that stands below a protected `dispatch` and possibly decides who the caller is. Return
-    None if there is no such code.
+    """Look below a protected `dispatch` for code that can decide who the caller is, and return a text about this code.
+    Return None if there is no such code.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -144,9 +143,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # A `dispatch` method that the project has written runs before the handlers, so this method possibly checks the
-    # caller. If the class has no handlers, the last `dispatch` of the project answers the request itself, and is not
-    # treated as a check.
+    # A `dispatch` method of the project runs before the handlers, and can check the caller. If the class has no
+    # handlers, the last `dispatch` of the project answers the request. So the last `dispatch` is not a check.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -164,7 +162,7 @@ def misplaced_decorator(handler: Any) -> str | None:
 
 
 def refuse_handler(handler: Any) -> None:
-    """Raise an error if a handler in a class with `IdempotencyMixin` has a decorator that possibly checks the caller.
+    """Raise an error if a handler in a class with `IdempotencyMixin` has a decorator that can check the caller.
 
     The protection of the mixin stands above all decorators of the handler, so a replay would skip these decorators.
     """
@@ -173,9 +171,9 @@ def refuse_handler(handler: Any) -> None:
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """If a decorator of this function possibly decides who the caller is, return a text about this decorator.
+    """Look for a decorator that can decide who the caller is, and return a text about this decorator.
 
-    The returned text also advises how to correct the code. Return None if the function has no such decorator.
+    The text also tells how to correct the code. Return None if the function has no such decorator.
     """
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:

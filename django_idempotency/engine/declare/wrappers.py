@@ -5,11 +5,12 @@ The allowed decorators do not look at the caller of the view. The package finds 
 
 # Note [A wrapper is known by its code]
 `functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
-has made this wrapper. But `functools.wraps` does not replace the wrapper's own code object and module. The qualified
-name of the wrapper's code object begins with the name of the decorator. So the package takes the decorator's name from
-the code object. One function of Django makes all decorators from middleware classes, so all these decorators have the
-same code object. In the same way, one function of Python makes all decorators from context managers. For a decorator
-from a middleware class, the package uses the name of this class as the decorator's name. For a decorator from a context
+has made this wrapper. But `functools.wraps` does not replace the wrapper's code object (`__code__`) and its global
+variables. The qualified name of the wrapper's code object begins with the name of the decorator. So the package takes
+the decorator's name from the code object, and the module's name from the global variables. If decorators are made from
+middleware classes, all their wrappers have the same code object, because one function of Django makes these wrappers.
+If decorators are made from context managers, one function of Python makes all their wrappers. For a decorator from a
+middleware class, the package uses the name of this class as the decorator's name. For a decorator from a context
 manager, the package uses the class name of the context manager.
 """
 
@@ -52,7 +53,7 @@ OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """Yield the callable, then the callable that it wraps, and so on until the innermost callable.
+    """Yield the callable and all callables that it wraps, from the outermost to the innermost.
 
     The function follows only `functools.wraps` and `partial`.
     """
@@ -80,7 +81,7 @@ def dotted_name(function: Any) -> str:
 
 
 def method_name(view: Any) -> str:
-    """Return the function's name, or an empty string if the function was not defined in a class body."""
+    """Return the name of a method. For a function outside a class body, return an empty string."""
     owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
     return name if owner and not owner.endswith("<locals>") else ""
 

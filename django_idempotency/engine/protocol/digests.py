@@ -45,7 +45,7 @@ def reference_of(hash_: int) -> str:
 
 
 def hash_of(reference: str) -> int:
-    """Return the `key_hash` from which `reference_of` has made this reference."""
+    """Return the `key_hash` of this reference. `reference_of` makes the reference from the `key_hash`."""
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 
@@ -91,8 +91,8 @@ def kept_scope(scope: str) -> str:
     megabyte long.
 
     Each stored hash begins with "scope:". If a scope from a client begins with "scope:", this scope is also stored as a
-    hash. A person who can read the table could send a stored hash as a scope. If this scope were stored unchanged, the
-    package would treat this person as the owner of the hash.
+    hash. A person who can read the table could send a stored hash as a scope. If this scope were stored unchanged, this
+    person could get the responses of another caller.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope
@@ -102,9 +102,8 @@ def kept_scope(scope: str) -> str:
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
     """Return the identity of a request or of a row.
 
-    `stored` is True if the scope comes from the table, because a scope from the table must not be changed.
-    `stored` is False if the scope comes from a request. For a scope from a request, `kept_scope` decides whether the
-    scope is hashed.
+    `stored` is True if the scope comes from the table. This function does not change such a scope. `stored` is False if
+    the scope comes from a request. For a scope from a request, `kept_scope` decides whether the scope is hashed.
     """
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)

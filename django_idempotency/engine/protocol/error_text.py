@@ -23,8 +23,8 @@ def describe(error: BaseException) -> str:
     The text about an error is, for example, `module.Class: line 42 of module.function`.
 
     The place of the error is the innermost line of the project's own code in the traceback. The text does not contain
-    the error's message, because the message can contain a token, a card number or a row. Django's log has the message
-    and the whole traceback.
+    the error's message, because the message can contain a token, a card number or the values of a row. Django's log has
+    the message and the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -39,7 +39,7 @@ def describe(error: BaseException) -> str:
 def without_controls(text: str) -> str:
     """Return the text in one line, with each control character replaced by an escape sequence.
 
-    A terminal would run control characters that are not escaped.
+    Without the escape, a control character could change what a terminal shows.
 
     The function also escapes NUL and single surrogates. No database stores a single surrogate, and PostgreSQL stores no
     NUL.

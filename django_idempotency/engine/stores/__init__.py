@@ -78,8 +78,8 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # MariaDB also has its own name in its version text. But Django recognises MariaDB, so this function reads the
-    # version text only for MySQL.
+    # Django calls TiDB and Vitess "MySQL". Only their version text has their own names. Django recognises MariaDB
+    # itself, so this function does not read MariaDB's version text.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 

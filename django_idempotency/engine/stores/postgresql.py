@@ -1,7 +1,7 @@
 """On PostgreSQL, an advisory lock shows that a request with the key is running now, so a duplicate does not wait.
 
-The transaction that runs the view has the advisory lock on `scope_hash`. A duplicate tries this lock first, so the
-duplicate never waits for the row. A unique constraint makes sure that the table has each key only once.
+The transaction of the running view has the advisory lock on `scope_hash`. A duplicate tries to take this lock first, so
+the duplicate never waits for the row. A unique constraint makes sure that the table has each key only once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config(
 # Note [Which advisory locks are ours] The number of this package's advisory lock is a hash, so another application can
 # use the same number. But a claim also writes to the key table, so the transaction of the claim has a lock on this
 # table until the transaction ends. So `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock
-# and has also written to the key table. With one more statement, each claim could mark its advisory lock clearly, but
-# every request would become slower.
+# and has also written to the key table. A claim could send one more statement to mark the advisory lock as ours, but
+# the statement would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -133,8 +133,8 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # If the view itself has sent COMMIT, the row of the claim is in the table, and `complete` will find this row.
-        # So the method returns True only if the row of the claim is gone.
+        # If the view has sent COMMIT itself, the table has the row of the claim, and `complete` will find this row. So
+        # the method returns True only if the table does not have the row of the claim.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -165,15 +165,16 @@ class PostgreSQLStore(Store):
         """Return a statement that reads the row of a key. If the key is not stored, the statement takes the advisory
         lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
-        If a row was inserted, the statement returns its id. If a row was stored, the statement returns NULL, a JSON
-        list with the values of `COLUMNS` without the body, and the body. Otherwise, the statement returns no row.
+        If a row was inserted, the statement returns its id. If the key is stored already, the statement returns NULL
+        and two values: a JSON list of the columns without the body, and the body. In all other cases, the statement
+        returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
             row[k[name]] += f"::{CASTS.get(name, 'text')}"
-        # In this statement, only a completed key counts as expired, so the statement need not read the steps of the
-        # key. For a failed key, `_known` returns None.
+        # In this statement, only a completed key can be expired, so the statement does not read steps. If a key has
+        # failed, `_known` returns None, and the claim uses other statements.
         stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
         body = stored.pop("body")
         stored["fingerprint"] = f"encode({stored['fingerprint']}, 'hex')"
@@ -215,9 +216,9 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that a condition with
-        # two limits is true for 0.5 % of the rows in the table. Because of this wrong guess, the planner sometimes
-        # reads and sorts all expired rows in every batch. It is faster to read the rows in the order of the index.
+        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that 0.5 % of the rows
+        # are between the two limits. Because of this wrong guess, the planner sometimes reads and sorts all expired
+        # rows in every batch. With `WALK_INDEXES`, PostgreSQL reads the rows in the order of the index. This is faster.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 
@@ -235,7 +236,9 @@ class PostgreSQLStore(Store):
 
 
 def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
-    """Return the answer to a duplicate from the result of the claim, or None if the key can be claimed again."""
+    """Read the stored row in the result of the statement, and return the answer to the duplicate. Return None if the
+    key can be claimed again.
+    """
     facts, body = found.get_value(0, 1), found.get_value(0, 2)
     stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
     decision = Resume() if stored.status is Status.FAILED else decide(stored, wanted)

@@ -1,25 +1,27 @@
-"""This module encrypts ("seals") responses, step results, error texts and trails of decisions before they are stored.
+"""This module encrypts ("seals") responses, step results, error texts and lists of decisions before the store writes
+them.
 
 Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module imports the package `cryptography` only
 if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
 Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
-out for each stored text whether the text is sealed. Text that a client sends must never make a sealed row look
-unsealed, or an unsealed row look sealed. Sealed text begins with the mark `enc1:`, except in the column `body`.
-Unsealed headers and an unsealed trail of decisions are JSON lists, and an unsealed result is a JSON object. JSON lists
-and objects cannot begin with the mark. But an unsealed body can begin with the mark, because some views return text of
-the request. So the column `body` does not use the mark. One statement always writes the headers and the body of a
-response, so a body is sealed if its headers begin with the mark. An unsealed error text begins with the name of a class
-or with words of this package, and not with the mark. Error texts are only shown to people.
+out for each stored text whether the text is sealed. A text from a client must never cause a wrong result of this check.
+Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
+JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark. But an unsealed body
+can begin with the mark, because some views return text of the request. So the column `body` does not use the mark. One
+statement always writes the headers and the body of a response, so a body is sealed if its headers begin with the mark.
+Without encryption, an error text begins with the name of a Python class or with fixed words of this package. So such an
+error text cannot begin with the mark.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
 decrypted only in its own place. Without associated data, a person with access to the database could copy another user's
 response into their own row. The next retry of this person would then get the other user's response as a replay. The
-place consists of the two hashes of the row (for key, caller and operation), the column, and the name of the step. For a
-response, the place also contains the status code of the row, so nobody can change a stored refusal into a success. The
-place of a response also contains the fingerprint of the row, so nobody can move a stored response to another payload.
+place contains the two hashes of the row, the name of the column, and the name of the step. The hashes depend on key,
+caller and operation. The place of a response also contains the status code of the row, so a stored refusal cannot be
+changed into a success. The place of a response also contains the fingerprint of the row, so a stored response cannot be
+moved to a different payload.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
     from cryptography.exceptions import InvalidTag
 
     for cipher in ciphers:
-        with suppress(InvalidTag, ValueError):  # a ValueError means no base64, or too few bytes
+        with suppress(InvalidTag, ValueError):  # a ValueError means that the text is not base64, or is too short
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
             return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
     raise NotDecryptable(

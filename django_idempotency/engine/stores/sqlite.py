@@ -19,8 +19,7 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # SQLite's error about a lock does not tell which key is locked. Perhaps a different key is locked, and not the key
-    # of this request.
+    # SQLite's error about a lock does not tell which key is locked. So possibly the key of this request is not locked.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     unmigrated = frozenset(UNKNOWN)
 

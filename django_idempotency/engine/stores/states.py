@@ -1,4 +1,4 @@
-"""The states of a key. Each state has a name, an advice for a person, and a rule that tells which keys have this state.
+"""The states of a key. Each state has a name, advice for people, and a rule that tells which keys have this state.
 
 A key can have several states at once, for example "failed" and "in doubt". The dict `STATES` begins with the worst
 state, and a key is shown with its first state in this dict. The rule of a state has two forms. The first form is a
@@ -8,14 +8,14 @@ condition for a query, which uses the database's clock. The second form is a fun
 Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these partial indexes are
 `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. The condition of a state begins with the
 condition of its index, so that the database can use the index. Every failed key has an error, so a condition on
-`last_error` finds all failed keys. With an index that has a condition on `status`, PostgreSQL could not use HOT updates
-any more. A HOT update is an UPDATE that changes no index.
+`last_error` finds all failed keys. On PostgreSQL, no index has a condition on `status`. With such an index, PostgreSQL
+could not use a HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
 
-Committed claims without a lease have no partial index, because every completion would have to change this index. The
-query for committed claims without a lease uses the index on `expires_at`, and finds a claim only after the claim's
-`ttl`. Few other rows have an `expires_at` in the past, because a cleanup deletes most of these rows. So this query
-reads few rows. Until the `ttl` is over, each retry of a key without a lease is refused. See
-Note [A committed claim without a lease].
+Committed claims without a lease have no partial index, because every completion would change this index. The query for
+committed claims without a lease uses the index on `expires_at`. So the query finds a claim only when the claim's `ttl`
+is over. Few other rows have an `expires_at` in the past, because a cleanup deletes most of these rows. So this query
+reads few rows. Until the `ttl` is over, each retry of a key without a lease is refused. See Note [A committed claim
+without a lease].
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # SQLite stores times as texts. This SQL writes the present time in the text format that Django uses, so that SQLite
-    # can compare the present time with a stored time. Each percent sign is doubled, because a single percent sign
-    # begins a placeholder in a statement with parameters.
+    # In SQLite, Django stores times as texts. This SQL writes the present time in the same text format, so that SQLite
+    # can compare both times. Each percent sign is written twice, because one percent sign begins a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
@@ -85,7 +84,7 @@ steps.
 
 
 class WhenAsked(Combinable):
-    """This object builds a part of a query only when a query uses this part.
+    """This object is a part of a query. `build` is called only when a query uses this object.
 
     Some projects import this package in their `models.py`. For example, a Wagtail page is a model that answers
     requests. While Django imports models, Django cannot resolve the relations between models yet.
@@ -101,7 +100,7 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """Return a condition that is true for a key if `which` is true for at least one step of the key."""
+    """Return a condition for keys. A key fulfils the condition if at least one of its steps matches `which`."""
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 

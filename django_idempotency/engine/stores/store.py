@@ -38,7 +38,7 @@ EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "r
 """A takeover of an expired key sets these columns to NULL."""
 LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
-    # The DELETE needs the condition {still}, because ids are not always unique in a partitioned table.
+    # In a partitioned table, two keys can have the same id. With {still}, the DELETE deletes only an expired key.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
     # This DELETE has a join, so that MySQL finds each row through the index. With an IN list, MySQL's optimizer
     # sometimes reads the whole table. Then the DELETE would wait for every row that another transaction has locked.
@@ -102,11 +102,11 @@ class Store(ABC):
         return connections[self.alias]
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the current transaction has lost its writes and can only be rolled back."""
+        """Return whether Django cannot commit the current transaction any more."""
         return connection.get_rollback() or connection.closed_in_transaction
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        """Return whether the transaction has ended, although Django still treats the transaction as open.
+        """Return whether the transaction has ended, and Django has not noticed the end.
 
         After the end of the transaction, the database commits each statement separately.
 
@@ -117,7 +117,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the database driver has no open transaction, although Django has an open transaction.
+        """Return whether the database driver has no open transaction, while Django treats a transaction as open.
 
         This check sends no query to the database server.
         """
@@ -218,10 +218,10 @@ class Store(ABC):
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        The method returns the number of deleted keys, and the `not_before` for the next batch. With the returned
-        `not_before`, the next batch starts where this batch has stopped. Without `not_before`, the next batch would
-        read the index entries of deleted rows again. An old snapshot of another transaction can keep the entries of
-        deleted rows in the index for hours.
+        The method returns the number of deleted keys, and a value for the argument `not_before` of the next call. With
+        this value, the next batch starts where this batch has stopped. Without `not_before`, the next batch would read
+        the index entries of deleted rows again. An old snapshot of another transaction can keep the entries of deleted
+        rows in the index for hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
@@ -256,18 +256,18 @@ class Store(ABC):
         """
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        """Return the committed row of the key, or None if the key has no such row.
+        """Return the committed row of the key, or None if the key has no committed row.
 
         Raises `KeyLocked` if another transaction works on the row.
         """
         return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Return the answer for a request if another transaction works on the key of this request."""
+        """Return the answer for a request whose key is in use by another transaction."""
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Change the claimed row with the statement of this name in `Queries`, for example `complete`.
+        """Run the statement `name` of `Queries`, which changes the claimed row. For example, `name` is `complete`.
 
         Raises `ClaimLost` if the statement does not change exactly one row.
         """
@@ -275,7 +275,7 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Change the claimed row as `_write` does. A store can send the statement and COMMIT in one message."""
+        """Run the statement as `_write` does. A store can send the statement and COMMIT in one message."""
         self._write(name, values)
 
     # --- shared methods
@@ -325,14 +325,14 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
-        """Lock the row, if nobody has changed the row after it was read.
+        """Lock the row only if its attempt and its status have not changed since the row was read.
 
         If several requests try to lock the row, only one request gets the lock. The method returns three values: a
         query for the row, whether the row has expired, and whether the lease of the row is over. If the request does
         not get the lock, the last two values are None.
 
-        The query that locks the row has no condition on a time column. With a condition on a time column, the optimizer
-        could choose the index on `expires_at` for a small table, and lock the whole range of that index.
+        The query that locks the row has no condition on a time column. With such a condition, the optimizer could
+        choose the index on `expires_at` if the table is small. Then the query would lock a whole range of this index.
         """
         # The query also compares the hashes, because in a different schema the row with this id can belong to a
         # different tenant.
@@ -360,7 +360,7 @@ class Store(ABC):
     def _fetch(self, sql: str, values: Any = None) -> Any:
         """Run the SQL, and return the first row of the result, or None if the result has no row."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})  # with None as values, Django would not turn %% into %
+            cursor.execute(sql, values or {})  # with values=None, Django would send %% and not %
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:
