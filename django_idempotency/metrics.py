@@ -71,7 +71,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """This collector has the gauges about the stored keys. Each scrape runs up to six short queries on each database.
+    """The gauges describe the stored keys. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.

@@ -37,7 +37,7 @@ ANY = "ANY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An `Endpoint` is one unsafe HTTP method of one route.
+    """One unsafe HTTP method of one route.
 
     Attributes:
         method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.

@@ -59,7 +59,7 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete the expired keys of one database in batches. Each batch is one short transaction.
+    """Delete expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
     database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks stuck keys as failed,
