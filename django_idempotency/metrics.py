@@ -71,7 +71,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges about the stored keys. Each scrape runs up to six short queries on each database.
+    """The gauges describe the stored keys. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -99,7 +99,7 @@ class KeyCollector:
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
                 # `start_http_server` runs the scrape in a thread that has no Django request. Django closes a connection
-                # only at the end of a request, so this collector must close the connection.
+                # only at the end of a request. So this collector must close the connection that the scrape has opened.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))

@@ -1,4 +1,4 @@
-"""The texts on the admin page of a key.
+"""This module makes the texts on the admin page of a key.
 
 The texts tell what has happened to the key, what is certain, what is not certain, and what comes next.
 """
@@ -77,7 +77,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """Return a text about the work that is possibly missing. All started steps of the key have ended.
+        """Return a text about work that can be missing. All started steps of the key have ended.
 
         The package cannot tell whether the view would start more steps.
         """
@@ -145,8 +145,8 @@ class Story(Facts):
     def to_do(self) -> str:
         """Return the advice for a person who decides about this key.
 
-        A worker that is only slow can still make calls. So if the lease of a worker is over, the advice usually begins
-        with a check that this worker is dead.
+        If the lease of a worker is over, the worker can be dead or slow. A slow worker can still make calls. So the
+        advice usually tells the person first to make sure that the worker is dead.
         """
         if self.unreadable:
             return _(

@@ -1,8 +1,8 @@
 """List the endpoints of a project that answer unsafe HTTP methods such as POST.
 
 The listing reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
-listing shows the endpoint as not protected. If `idempotent` stands below a decorator that does not use
-`functools.wraps`, the listing also shows the endpoint as not protected.
+listing shows the endpoint as not protected. If a decorator above `idempotent` does not use `functools.wraps`, the
+listing also shows the endpoint as not protected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """Return the mode: "atomic", "leased" or "leased, hold". Without protection, return an empty text."""
+        """Return the mode: "atomic", "leased" or "leased, hold". For an unprotected endpoint, return an empty text."""
         return "" if self.options is None else MODES[self.options.policy]
 
 
@@ -108,8 +108,7 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """An `Answers` object has the view that answers one HTTP method of a route, and the declaration that protects the
-    view.
+    """An `Answers` object tells which view answers an HTTP method of a route, and which declaration protects this view.
 
     `method` is the HTTP method, or None if the view does not declare its methods.
     `view` is the dotted name of the view.
@@ -176,8 +175,8 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
     """Return the declaration that protects a whole class-based view, or None.
 
     The declaration is on the callback of the URL, or on a `dispatch` method. This function looks at the `dispatch`
-    methods of all base classes. An unprotected `dispatch`, for example the `dispatch` of `LoginRequiredMixin`, can run
-    before the protected `dispatch`.
+    methods of all base classes. For example, the unprotected `dispatch` of `LoginRequiredMixin` can run before a
+    protected `dispatch`.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
@@ -200,7 +199,8 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 def misplaced(callback: Any) -> Iterator[str]:
     """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
 
-    If the class has `IdempotencyMixin`, `as_view()` has already raised an error for a problem of check E006.
+    In a class with `IdempotencyMixin`, `as_view()` itself refuses a handler with a decorator that possibly checks the
+    caller.
     """
     if (cls := _view_class(callback)) is None:
         return

@@ -2,8 +2,8 @@
 
 Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header list the facts that clients need. A
 client must know whether a key is required, what format a key has, and when a key expires. A client must also know for
-whom a key is unique, and how a retry is compared with the first request. The command `idempotency_endpoints` and the
-OpenAPI schemas of the frameworks contain the same English texts.
+which caller a key is unique, and how a retry is compared with the first request. The command `idempotency_endpoints`
+and the OpenAPI schemas of the frameworks contain the same English texts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Return a text that says for whom a key is unique. The text explains the scope of a key to clients."""
+    """Return a text that says for which caller a key is unique. The text explains the scope of a key to clients."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"

@@ -29,7 +29,8 @@ FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """A `Cleanup` object says what a cleanup did, and how many keys the cleanup counted but did not change.
+    """A `Cleanup` object says what a cleanup did. The object also has the numbers of keys that were counted, but not
+    changed.
 
     Attributes:
         deleted: how many keys were deleted.
@@ -58,7 +59,7 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete the expired keys of one database in batches. Each batch is one short transaction.
+    """Delete expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
     database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks stuck keys as failed,
@@ -117,9 +118,9 @@ def cleanup_idempotency_keys(
 def is_over(stop: Event | None, deadline: float) -> bool:
     """Return whether the run of a cleanup or of a recovery must end now.
 
-    The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. If a signal handler
-    calls `stop.set()` during the `stop.wait()` of the same thread, the thread waits for its own lock for ever.
-    `is_set()` takes no lock.
+    The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. During this moment, a
+    signal handler can call `stop.set()` in the same thread. Then the thread waits for ever for a lock that the thread
+    itself holds. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
@@ -128,9 +129,9 @@ def free_harmless(alias: str, batch_size: int) -> int:
     """Mark up to `batch_size` stuck keys as failed in the current transaction, and return how many keys were marked.
 
     A stuck key is harmless, because it has made no external call. A key that was marked as failed causes no alarm. The
-    next retry of a failed key runs at once, and goes on from the stored steps. If the worker of the last attempt wakes
-    up, the fence stops this worker. If the database has SKIP LOCKED, the function skips rows that another transaction
-    has locked.
+    next retry of a failed key runs at once, and goes on from the stored steps. If the worker of the last attempt
+    continues later, the fence stops this worker. If the database has SKIP LOCKED, the function skips rows that another
+    transaction has locked.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -139,9 +140,9 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark each of these locked keys as failed if the key is still stuck. Return how many keys were marked.
+    """Mark the keys that are still stuck as failed, and return how many keys were marked. The caller has locked `keys`.
 
-    A key is not stuck any more if a worker has started a call before the key was locked.
+    Before a key was locked, a worker can have started a call. Then the key is no longer stuck.
 
     A key that was marked as failed is kept for at least one `ttl` from now on.
     """
@@ -157,8 +158,8 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 def preview(using: str | None = None) -> Cleanup:
     """Return what a cleanup would find now. The function deletes no keys and changes no keys.
 
-    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. The number
-    `stuck` is 0, because a cleanup would mark all stuck keys as failed.
+    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. A cleanup would
+    mark all stuck keys as failed, so the number `stuck` is 0.
     """
     store = store_for(alias_for(using))
     with _explained(store):

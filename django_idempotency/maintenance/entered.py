@@ -25,7 +25,7 @@ AS_IT_IS = ("X-Content-Type-Options", "nosniff")
 
 
 def answer_of(status: int, content_type: str, body: str) -> Snapshot:
-    """Return the response with which a person closes a key.
+    """Return the response that a person has entered for a key.
 
     Raises `ValueError` if the content type is JSON but the body is not valid JSON.
     """

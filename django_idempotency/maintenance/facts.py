@@ -42,7 +42,9 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """Return the names of the steps in doubt, and the names of the steps whose result a person has recorded."""
+        """Return the names of the steps whose result a person can record. Such a step is in doubt, or a person has
+        already recorded a result for this step.
+        """
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
@@ -52,12 +54,12 @@ class Facts(Seen):
 
         After the action "release", the next retry makes the calls in doubt again. A release with a call in doubt needs
         a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write in
-        doubt always needs a confirmation. A release of a key without a lease also needs a confirmation, because the
-        work of such a key has committed writes.
+        doubt always needs a confirmation. If a key is in progress without a lease, the work has committed writes. So a
+        release of this key also needs a confirmation.
 
-        The action "answer" needs a confirmation if the key has a finished call, a step in doubt or no lease. After an
-        answer, the key needs no attention any more. Without a confirmation, people could forget a charge that has no
-        order.
+        The action "answer" needs a confirmation if the key has a finished call or a step in doubt. An answer for a key
+        in progress without a lease also needs a confirmation. After an answer, the key no longer needs attention. Then
+        people could forget that the order for a charge is missing.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -68,8 +70,8 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
     """Return the `Facts` of these rows, in the order of the rows. All rows must be in the same database.
 
-    The function runs two queries for all rows. If all rows are completed and `results` is False, the function runs no
-    query.
+    The function runs two queries, also for many rows. If `results` is False and all keys are completed, the function
+    runs no query.
 
     Args:
         results: if True, the function also reads the results and errors of the steps, also for completed keys. Results

@@ -2,10 +2,10 @@
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
-function of the operation. The decorator puts a wrapper around the function of the operation, and this wrapper is the
-protection. The decorator also puts a second wrapper around `Operation.run`. The second wrapper tells the first wrapper
-which operation is running. The second wrapper also raises each exception that the API's exception handlers have not
-answered. If the first wrapper raised an unanswered exception, `Operation.run` would give the exception to the same
+function of the operation. The decorator puts an inner wrapper around the function of the operation. The inner wrapper
+protects the function. The decorator also puts an outer wrapper around `Operation.run`. The outer wrapper tells the
+inner wrapper which operation is running. If the API's exception handlers raise an exception, the outer wrapper raises
+this exception again. If the inner wrapper raised this exception, `Operation.run` would give the exception to the same
 handlers again.
 """
 
@@ -99,9 +99,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # `protected` gets a new list, because `wraps()` has copied only a reference to the list of the unprotected
-    # function. Our wrapper is the first item of the new list, so our wrapper is the innermost wrapper around
-    # `Operation.run`.
+    # `wraps()` has copied only a reference to the list of the unprotected function. So `protected` gets a new list. Our
+    # wrapper is the first item of this list, so no other wrapper is between our wrapper and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -148,25 +147,21 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
 
 
 class NinjaViewCall(ViewCall):
-    """One request to a protected operation.
+    """A `NinjaViewCall` is one request to a protected operation.
 
-    Before a `NinjaViewCall` is made, `Operation.run` has authenticated and throttled the caller, and parsed the
-    parameters.
+    `Operation.run` has already authenticated and throttled the caller, and parsed the parameters.
     """
 
     operation: Operation
 
     def authenticated(self) -> str | None:
-        """Return a text that identifies the caller whom the operation's own authentication has found.
-
-        If the authentication has found no caller, return None.
-        """
+        """Return a text that identifies the caller, or None if the operation's authentication has found no caller."""
         auth = getattr(self.request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
             # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
-            # returned the text. Django Ninja's own authenticators for sessions return a user and no text, so these
+            # returned the text. Django Ninja's own authenticators for sessions never return a text, so these
             # authenticators are not counted.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
@@ -228,7 +223,9 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Return None. Django Ninja uses Django's own requests, and its operations have a decorator of their own."""
+    """Return None, because requests of Django Ninja are requests of Django. Protected operations have their own
+    decorator.
+    """
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:

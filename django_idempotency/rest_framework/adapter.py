@@ -29,8 +29,8 @@ from ..engine.stores import alias_of
 
 
 class RestFrameworkViewCall(ViewCall):
-    """One request to a view of the REST framework. `APIView.initial()` has already authenticated the caller, and
-    checked permissions and throttles.
+    """A `RestFrameworkViewCall` is one request to a view of the REST framework. `APIView.initial()` has already
+    authenticated the caller, and checked permissions and throttles.
     """
 
     asked_with: Request
@@ -47,8 +47,8 @@ class RestFrameworkViewCall(ViewCall):
     def parsed(self) -> Any:
         """Return the data that the view's own parsers have read from the request body.
 
-        If a parser fails, the package compares the raw bytes of the body. A handler that reads `request.data` gets the
-        parser's error again, and this error rolls the claim back. But in leased mode, this method itself raises the
+        If a parser fails, the package compares the raw bytes of the body. If the handler then reads `request.data`, the
+        parser fails again, and this error rolls the claim back. But in leased mode, this method itself raises the
         parser's error, because a committed claim cannot be rolled back. For a multipart form, this method also raises
         the error, because the stream of the form cannot be read again.
         """
@@ -62,8 +62,8 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # This loop deletes the parsed data, because after a parser error the framework would give empty data to the
-            # handler.
+            # After a parser error, the framework would give empty data to the handler. So this loop deletes the parsed
+            # data.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
@@ -78,8 +78,8 @@ class RestFrameworkViewCall(ViewCall):
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return None  # `request.auth` is UNAUTHENTICATED_TOKEN, which means "no token"
         kind = type(request.successful_authenticator)
-        # The REST framework's own authenticators never set `request.auth` to a string, so this line counts only other
-        # classes.
+        # The REST framework's own authenticators never set `request.auth` to a string. So this line does not count
+        # these authenticators.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
@@ -137,8 +137,8 @@ def _raise(error: Exception) -> Any:
 def view_call(
     request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
 ) -> RestFrameworkViewCall | None:
-    """Return an object for this call of a protected handler. If `request` is not a request of the REST framework,
-    return None.
+    """Return a `RestFrameworkViewCall` for this call of a protected handler. If `request` is not a request of the REST
+    framework, return None.
     """
     if not isinstance(request, Request):
         return None
@@ -158,7 +158,7 @@ def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # if the target is a method, its class can have renderers
+    if not hasattr(target, "renderer_classes"):  # if the target is a method, the class can have renderers
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

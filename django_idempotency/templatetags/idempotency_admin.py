@@ -24,8 +24,8 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     If the database does not answer, the tag shows that the keys cannot be counted. The rest of the page is not
     affected.
     """
-    # The imports of admin code are inside this function, because Django imports every tag library, also in projects
-    # without the admin.
+    # Django imports every tag library, also in projects without the admin. So the imports of admin code are inside this
+    # function.
     from django.contrib.admin.sites import all_sites
 
     from ..admin.decisions import NAME

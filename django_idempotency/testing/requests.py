@@ -27,7 +27,7 @@ START_TIMEOUT = 60
 
 
 class Reply:
-    """A response of the endpoint under test.
+    """A `Reply` is a response of the endpoint under test.
 
     `replayed` is True or False, as the header `Idempotency-Replayed` tells. If the response has no such header,
     `replayed` is None.
@@ -72,10 +72,10 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request that a test can send many times, and with any key.
+    """A test can send a `Request` many times, with the same key or with different keys.
 
-    `with_key` is a function that gets a key, and returns the arguments of `client.post` that contain this key.
-    `alters_body` is True if the body is sent with a change, such as one more field.
+    `with_key` is a function that gets a key, and returns the arguments of `client.post` that contain this key. If
+    `alters_body` is True, the body is changed before the request is sent. For example, the body gets one more field.
     """
 
     client: Any
@@ -131,8 +131,8 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
     def send(client: Any) -> Reply:
         try:
-            # Each thread connects to the database before it waits at the barrier, because connecting takes longer than
-            # a request.
+            # Connecting to the database takes longer than a request. So each thread first connects, and then waits at
+            # the barrier.
             connections[alias].ensure_connection()
             barrier.wait()
             return request.send(key, client=client)
@@ -153,7 +153,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
     If `client` is not an instance of `django.test.Client`, `client` itself is returned.
 
     A retry must send the same cookies as the first request. A retry must not send cookies that the first response has
-    set, because the first response was lost.
+    set, because a client that retries has not received this response.
 
     If `raises` is False, the copy does not raise the exceptions of views. A copy with `raises=True` would also raise
     exceptions of requests that other threads of this process have sent.

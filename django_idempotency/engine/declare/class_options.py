@@ -1,6 +1,6 @@
 """This module has the mixin for class-based views.
 
-This module also collects the options of a class and of its base classes from their attributes `idempotency`.
+This module also collects the options that a class and its base classes declare in the attribute `idempotency`.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class IdempotencyMixin:
     def get_idempotency_options(self) -> Options:
         """Return the options for this request, or None if the request is not protected.
 
-        The mixin calls this method after authentication. A view class can override this method to choose options by
-        `self.request` or `self.action`.
+        The mixin calls this method after authentication. A view class can override this method, for example to choose
+        options that depend on `self.request` or `self.action`.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
@@ -130,14 +130,13 @@ class IdempotencyMixin:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            # as_view() could not check this handler, because as_view() did not know which HTTP methods the view
-            # protects.
+            # as_view() could not know the options of this request. So the handler is checked here.
             refuse_handler(handler)
         return options
 
 
-# At run time, the mixin has no docstring, because drf-spectacular would copy the docstring into the OpenAPI description
-# of each operation of the project.
+# At run time, the mixin has no docstring. Otherwise, drf-spectacular would copy the docstring of the mixin into the
+# OpenAPI description of each operation.
 IdempotencyMixin.__doc__ = None
 
 
@@ -189,12 +188,11 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return the options of a class with the mixin as layers. The returned layers end before the first None.
-
-    If the function returns no layer, the class is not protected.
+    """Return the layers of options for a class with the mixin. If the class is not protected, return no layer.
 
     The layers have this order: options of the view, options of the handler, options of the class, options of the base
-    classes. See `class_declaration`.
+    classes. If a layer is None, the function leaves out this layer and all layers after this layer. See
+    `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()

@@ -1,6 +1,6 @@
 """Claim a key. After a deadlock, the claim is made again.
 
-If a duplicate waits for the end of the running request, the claim is also made again, after each pause.
+A duplicate can wait for the end of the running request. After each pause, the duplicate claims the key again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
 
 
 def is_alone(store: Store) -> bool:
-    """Return whether the caller has no open transaction, so that a new transaction has only this package's writes.
+    """Return whether the caller has no open transaction. Then a new transaction contains only this package's writes.
 
     The transaction of a `TestCase` is not treated as a caller's transaction.
     """
@@ -54,9 +54,9 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 
     If another request has claimed the key, try again for up to `wait` seconds. After a deadlock or a serialization
     failure, the key is claimed a second time, because the work has not run yet. The second claim is made only if the
-    caller has no open transaction. Inside an outer `atomic()`, the database has perhaps also rolled back the caller's
-    writes. So only the caller can start the caller's work again. Inside an outer `atomic()`, a duplicate never waits
-    for the running request.
+    caller has no open transaction. Inside an outer `atomic()`, a deadlock can also roll back the caller's writes, and
+    only the caller can make these writes again. Inside an outer `atomic()`, a duplicate never waits for the running
+    request.
     """
     outcome: ClaimOutcome = Conflicted()
     # `end` is computed before the first claim, because MySQL can delay this claim under some isolation levels.

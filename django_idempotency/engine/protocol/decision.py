@@ -3,12 +3,12 @@
 A store reads the row of the key, calls `decide` or `resumed`, and does what the returned decision says.
 
 # Note [A committed claim without a lease]
-In atomic mode, a claim and its result commit together, so a committed row of the key table is normally not in progress.
-But the row stays in progress if the work has ended its own transaction and was then interrupted. For example, the work
-ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript` on SQLite. Everything that the work
-wrote before this COMMIT stays in the database, so no retry must run. For such a row, the outcome of a retry is
-`InDoubt` and not `Conflicted`. The answer for `Conflicted` is "still being processed, retry later", so the client would
-retry for ever. A person has to look at the data.
+In atomic mode, one COMMIT stores a claim and its result. So a committed row of the key table is normally not in
+progress. But if the work ends its own transaction and is then interrupted, the row stays in progress. For example, the
+work ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript` on SQLite. Everything that the
+work wrote before this COMMIT stays in the database, so a retry must not run the work again. For such a row, the outcome
+of a retry is `InDoubt` and not `Conflicted`. The answer for `Conflicted` asks the client to retry later, and here the
+client would retry for ever. A person has to look at the data.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .outcomes import ClaimRequest, Resource, Snapshot
 
 
 class Status(StrEnum):
-    """The possible values of the column `status` of a key. `IdempotencyKey.Status` has the same values, and adds labels
-    for people.
+    """This enum has the values of the column `status` of a key. `IdempotencyKey.Status` has the same values, and adds
+    labels for people.
     """
 
     IN_PROGRESS = "in_progress"
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
-    """The content of one row of the key table, which a store has read.
+    """A `StoredKey` has the content of one row of the key table. A store has read this row.
 
     Attributes:
         expired: True if the key is treated as a new key. A key in progress or in doubt never expires.
@@ -84,8 +84,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The row has the same hashes as this request, but the row belongs to a different caller, operation or key. So
-        # the request is refused, and its answer contains nothing from this row.
+        # The row and the request have equal hashes, but the caller, the operation or the key is different. So the
+        # request is refused, and its answer contains nothing from this row.
         return outcomes.Mismatched()
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()
@@ -110,8 +110,8 @@ def resumed(
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # This outcome does not change the attempt number of the row. So if the worker of the last attempt is only slow,
-        # this worker can store the result of its call.
+        # This outcome does not change the attempt number of the row. So if the worker of the last attempt is still
+        # alive, this worker can store the result of its call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

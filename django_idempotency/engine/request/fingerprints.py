@@ -5,8 +5,8 @@ A retry must have the same fingerprint as the first request with the same key.
 # Note [What Django has read is compared]
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. The fingerprint of every other
 request is made of `request.body`. Django keeps `request.body`, so a view, a parser or a signature check can read the
-body again. But the package does not replace Django's stream. So if a view reads the stream of a form or sets upload
-handlers, the view needs the option `fingerprint=`.
+body again. But the package does not replace Django's stream. So a view that reads the stream of a form needs the option
+`fingerprint=`. A view that sets upload handlers also needs this option.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. The fingerprint is
@@ -56,10 +56,9 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """The body of a request is not parsed, so the package compares the bytes of the body.
+    """This exception means that the package does not compare parsed data, but the bytes of the body.
 
-    For example, the content type is JSON, but the body is not valid JSON. Perhaps the view can read a body that is not
-    valid JSON.
+    For example, a request has the content type JSON, but its body is not valid JSON. Some views can read such a body.
     """
 
 
@@ -89,8 +88,8 @@ def fingerprint_of(
     if chosen is None:
         return None
     method = (request.method or "").upper()
-    # In some projects, a middleware chooses a different URLconf for each host. So the same path can lead to different
-    # views, and the name of the URLconf is part of the fingerprint.
+    # In some projects, a middleware chooses a different URLconf for each host. Then the same path can lead to different
+    # views. So the name of the URLconf is a part of the fingerprint.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -111,7 +110,7 @@ def fingerprint_of(
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return a text with the charset that Django uses to decode the body, and with the parameters of the content type.
+    """Return a text with the parameters of the content type and the charset that Django uses to decode the body.
 
     The text does not contain the boundary of a form, because each retry has a new boundary. If the content type names
     no charset, the text contains Django's default charset.
@@ -160,10 +159,11 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
     except (LookupError, ValueError) as error:
-        # The charset of the form does not exist, or the charset is a Python codec that does not return text.
+        # This error occurs if Python does not know the charset of the form, or if this charset is a codec that returns
+        # no text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # When Django parses a form, Django makes the list of upload handlers immutable. So if the form is empty and this
-    # list is still mutable, Django has not parsed the form, because other code has read the stream.
+    # When Django parses a form, Django makes the list of upload handlers immutable. So a mutable list means that Django
+    # has not parsed the form. If the form is also empty, other code has read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -184,10 +184,11 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     For example, a client can close the connection before the end of the body. Then Gunicorn gives the first part to
     Django, as if this part were the whole body.
     """
-    said = str(request.META.get("CONTENT_LENGTH", ""))  # some test clients and servers give an int
+    said = str(request.META.get("CONTENT_LENGTH", ""))  # some test clients and servers set an int
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        # Under WSGI, Django cannot read a chunked body, so two different chunked bodies would look equal.
+        # Under WSGI, Django reads a chunked body as an empty body. So two different chunked bodies would have the same
+        # fingerprint.
         raise Refused(length_required())
     stream: Any = getattr(request, "_stream", None)  # Django has no public attribute for the number of received bytes
     if type(stream) is LimitedStream:
@@ -214,7 +215,7 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # if a parser has returned no data, perhaps the view itself reads the body
+        raise Unparsable  # a parser can return no data, and leave the body to the view
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -223,16 +224,16 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # A large body is not parsed here. Parsing would take seconds and hundreds of megabytes, even if the view itself
-        # never parses the body.
+        # A large body is not parsed here, because parsing would take seconds and hundreds of megabytes. Some views
+        # never parse the body.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
             return _DECODER.decode(text)
         if content_type == FORM:
-            # In latin-1, each byte becomes one character. So different bytes stay different, whatever charset the form
-            # has.
+            # In latin-1, each byte becomes one character. So different bytes stay different, and the charset of the
+            # form does not matter.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
@@ -240,7 +241,7 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """This class keeps a number with a fraction as the text that the client wrote.
+    """A `Number` is a number with a fraction, stored as the text that the client wrote.
 
     If numbers with a fraction were converted to floats, two different numbers could become equal.
     """

@@ -4,16 +4,16 @@ The package promises the order of the steps, so this order must not change.
 
 # Note [Taking ATOMIC_REQUESTS over]
 With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside Django's
-block, the claim would only be a savepoint. Then the package could not notice that Django's COMMIT failed. So the
-package opens the transaction instead of Django. A protected callback has an attribute `_non_atomic_requests` with the
-alias of the keys, so Django opens no transaction on this alias. If a request runs without protection, the package opens
-the `atomic(alias)` that Django would have opened.
+block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT failed. So the
+package opens the transaction, and Django does not open a transaction. A protected callback has an attribute
+`_non_atomic_requests` with the alias of the keys. This attribute tells Django to open no transaction on this alias. If
+a request runs without protection, the package opens the `atomic(alias)` that Django would have opened.
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
-request in Django's own transaction, and the client gets the view's response unchanged. In observe mode, the key is
-claimed in one short transaction, and completed in another short transaction. If the claim or the completion fails, the
-package logs the error, and the error never reaches the client.
+request, and the client gets the view's response unchanged. With ATOMIC_REQUESTS, the view runs in the same transaction
+as without the package. In observe mode, the key is claimed in one short transaction, and completed in another short
+transaction. If the claim or the completion fails, the package logs the error, and the error never reaches the client.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
 def handle(call: ViewCall) -> HttpResponseBase:
     """Return the answer to one request.
 
-    Either the view runs (with or without protection), or a stored response is replayed, or the request is refused.
+    The view runs, or a stored response is replayed, or the request is refused. The view can run with or without
+    protection.
     """
     options = call.options
     if call.method not in options.methods or not get_settings().enabled:
@@ -70,8 +71,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
-        # An outer decorator or mixin has claimed the key for this request already. So a second claim by the same
-        # request would be a conflict.
+        # An outer decorator or mixin has already claimed the key for this request. A second claim by the same request
+        # would be a conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."
@@ -121,9 +122,9 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # If the clock of a client is some minutes ahead, the client's key contains a time in the future. The package
-        # accepts a key from the future for some minutes longer than `ttl`. So the row is also stored for some minutes
-        # longer than `ttl`. Without these minutes, a retry could run the view again.
+        # The key contains the time of the client's clock, which can be some minutes ahead. The package accepts a key
+        # with a time in the future for some minutes longer than `ttl`. So the row must also be stored for some minutes
+        # longer than `ttl`. If the row expired earlier, a retry could run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -184,7 +185,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 def _forget_session(request: Any) -> None:
     """Forget the session that this duplicate request has loaded, so that Django does not save the old session.
 
-    Perhaps the loaded session is old, because the first request has changed the stored session later.
+    The first request can change the stored session after this request has loaded the session.
     """
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
@@ -198,7 +199,7 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-@lru_cache(maxsize=1024)  # logs one warning for each operation, so that a client cannot fill the log
+@lru_cache(maxsize=1024)  # the cache allows one warning for each operation, so clients cannot fill the log
 def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
@@ -233,11 +234,10 @@ def observed(call: ViewCall) -> HttpResponseBase:
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # after this function, Django Ninja converts the result again
+    if not isinstance(response, HttpResponseBase):  # Django Ninja itself converts the result again later
         response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
-        # Only the status is stored, because perhaps the response is not rendered yet. In observe mode, the package must
-        # not render a response.
+        # In observe mode, the package must not render a response. So only the status is stored.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -282,7 +282,7 @@ class TakenOver(set[str]):
     See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
     `non_atomic_requests`. The method `__contains__` also returns True for the alias of the keys. The alias of the keys
     is not stored, but looked up for each request, because a router can choose a different alias for each request. Also,
-    the settings are perhaps not ready at import.
+    the settings are not always ready at import.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:

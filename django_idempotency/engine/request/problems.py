@@ -2,7 +2,7 @@
 function.
 
 If section 2.7 of the IETF draft about `Idempotency-Key` has a title for an error, the package uses this title. Titles
-are never translated, but details are.
+are never translated, but details are translated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Problem:
 
 
 class Refused(Exception):
-    """The package claims no key, because it cannot identify the caller or cannot use the body of the request."""
+    """This exception means that the package cannot identify the caller, or cannot use the body of the request. The
+    package then claims no key.
+    """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
@@ -183,7 +185,8 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     """Return the response that a protected view would send for an exception of `run_once`.
 
-    The status is 409 or 422, or 503 if the store was busy. If a retry can succeed, the response has `Retry-After`.
+    The status is 409 or 422. If the store was busy, the status is 503. If a retry can succeed, the response has
+    `Retry-After`.
 
     Args:
         request: Django's or the REST framework's request.

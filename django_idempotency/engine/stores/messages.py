@@ -1,17 +1,17 @@
 """This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
 
-With this module, a usual request with a key needs no more messages than a request to an `atomic()` view without
-protection. Django sends BEGIN in one message and COMMIT in another message, and waits for each answer. This module
-sends BEGIN together with the claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and
-Npgsql also send BEGIN together with the next statement. Before each statement, psycopg reads from libpq whether a
-transaction is open, so psycopg sends no second BEGIN after the BEGIN of this module.
+With this module, a usual request with a key needs at most as many messages as a request to an unprotected `atomic()`
+view. Django sends BEGIN in one message and COMMIT in another message, and waits for each answer. This module sends
+BEGIN together with the claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also
+send BEGIN together with the next statement. Before each statement, psycopg asks libpq whether a transaction is open. So
+psycopg does not send a second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
-If a tool for tracing or a package for tenants is active, this module sends no messages, because the tool or package
-must see each statement. The connection must be an instance of Django's own class, and its psycopg connection must be an
-instance of psycopg's own class. None of Django's cursor methods may be replaced, and the connection may have no execute
-wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default
-level. If a condition of this note is not true, Django's cursor sends the statements.
+If a tool for tracing or a package for tenants is active, this module sends no messages. Such a tool or package must see
+each statement. The connection must be an instance of Django's own class, and its psycopg connection must be an instance
+of psycopg's own class. All cursor methods must be Django's own methods. The connection must have no execute wrapper and
+no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default level. If a
+condition of this note is not true, Django's cursor sends the statements.
 
 # Note [Prepared statements]
 The first claim of a connection is sent as SQL text. If a connection is used for one request only, prepared statements
@@ -27,9 +27,9 @@ connection sends all statements as SQL text. If the prepared statement of a comp
 nothing of the request is committed. A completion is never sent again, because the view has run already.
 
 If PostgreSQL plans a prepared statement while the key table is empty, the plan is a sequential scan, which reads the
-whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends, so `enable_seqscan` must be
-off while a prepared statement is planned. The prepared statement itself switches `enable_seqscan` on again, because the
-setting must not change the plans for the queries of the view.
+whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan` must be
+off while PostgreSQL plans a prepared statement. The prepared statement itself switches `enable_seqscan` on again,
+because the setting must not change the plans for the queries of the view.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, `may_send(connection, IDLE)` returns True if psycopg would now send a BEGIN without options, and if
-    Django would commit the transaction. Before COMMIT, `may_send(connection, IN_TRANSACTION)` returns True if the end
-    of the current `atomic()` block would send only COMMIT. `may_send` does not check whether the connection needs a
-    rollback.
+    Before BEGIN, the argument `status` is IDLE. Then the function returns True if psycopg would send a BEGIN without
+    options, and Django would commit the transaction. Before COMMIT, the argument `status` is IN_TRANSACTION. Then the
+    function returns True if the end of the current `atomic()` block would send only COMMIT. The function does not check
+    whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -183,8 +183,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message prepares the claim last, so if the claim is prepared on a connection, the other statements are
-        # prepared, too.
+        # The message prepares the claim after the other statements. So if a connection has prepared the claim, the
+        # connection has also prepared the other statements.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -222,7 +222,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
         # psycopg's own cursor sends a large body as a binary parameter. A message with a binary parameter can contain
-        # only one statement, so the end of the `atomic()` block sends COMMIT.
+        # only one statement. So COMMIT is sent later, at the end of the `atomic()` block.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -257,7 +257,8 @@ def _send(connection: Any, message: bytes) -> Any:
             result = raw.pgconn.exec_(message)
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             error = errors.error_from_result(result, "utf-8")
-            # An error without an SQLSTATE comes from libpq and not from the server, because the connection is lost.
+            # If the connection is lost, the error comes from libpq and not from the server, and the error has no
+            # SQLSTATE.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return result
 
