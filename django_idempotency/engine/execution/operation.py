@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 class Operation:
-    """This object describes one attempt at an operation. The view gets this object as `request.idempotency`. In atomic
-    mode, an operation has no steps.
+    """One attempt at an operation. The view gets this object as `request.idempotency`. In atomic mode, an operation has
+    no steps.
 
     Args:
         key: the key that the client sent, or None if the request has no key or is not protected.
@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Return a dict with the name and the result of each finished step of all attempts.
+        """Return a dict with the name and result of each finished step of all attempts.
 
         A result that is a model instance is read from the database again. If the row is missing, `DoesNotExist` is
         raised.
@@ -96,8 +96,7 @@ class Operation:
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """Return a UUID as the idempotency key for a call to another service. The UUID of a name is the same in every
-        attempt.
+        """Return a UUID as the idempotency key of an external call. For each name, every attempt gets the same UUID.
 
         If the operation has no key, a retry gets a different UUID, because the package cannot recognise the retry.
         """
@@ -172,7 +171,7 @@ class Operation:
         return cast(T, self._finish(name, value))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read a value, such as an exchange rate, from another system. A fetch must not change that system.
+        """Read a value, such as an exchange rate, from another system. Change nothing in that system.
 
         This method runs `function`, and then stores the result with one SQL statement. If a transaction is open, the
         result commits with that transaction. A later attempt gets the stored result. If a fetch is interrupted, nothing
