@@ -87,7 +87,7 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Return a dict with the name and result of each finished step of all attempts.
+        """Return the name and result of each finished step of all attempts.
 
         A result that is a model instance is read from the database again. If the row is missing, `DoesNotExist` is
         raised.
