@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class _Exact:
     """This mixin makes a text field that every database compares byte by byte.
 
-    By default, MySQL and MariaDB treat "abc" and "ABC" as equal texts, and also "a" and "á". MariaDB also ignores
-    spaces at the end of a text. With the collation "C", PostgreSQL can use a normal index to search for the beginning
-    of a text. A later `AlterField` keeps the collation, because the field itself sets the collation of its column.
+    By default, MySQL and MariaDB ignore accents and capital letters, so "Á" and "a" are equal texts. MariaDB also
+    ignores spaces at the end of a text. With the collation "C", PostgreSQL can use a normal index to search for the
+    beginning of a text. If a later migration changes the field with `AlterField`, the column keeps its collation.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -33,7 +33,8 @@ class _Exact:
 def exact_collation(connection: Any) -> str | None:
     """Return the name of a collation that compares bytes and does not ignore spaces at the end of a text.
 
-    The result is None on SQLite, because SQLite's default collation already compares bytes and does not ignore spaces.
+    On SQLite, the result is None, so the column has SQLite's default collation. The default collation already compares
+    bytes, and does not ignore spaces.
     """
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None

@@ -43,7 +43,7 @@ class IdempotencyError(Exception):
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
     """A decorator, mixin, option or setting is used wrongly, or a migration is missing.
 
-    This error is raised at import if possible, otherwise on the first request, before the view runs.
+    This error is raised at import if possible. Otherwise the first request gets this error before the view runs.
     """
 
 
@@ -68,7 +68,7 @@ class NotDecryptable(IdempotencyError):
 
 
 class NotResolvable(IdempotencyError):
-    """No decision is possible, because a worker runs or has completed the operation, or a person has decided first."""
+    """No decision is possible: a worker has the key, the key is completed, or a person has decided first."""
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
@@ -83,8 +83,8 @@ class TransactionBroken(IdempotencyError):
 
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
-    If a statement such as SQLite's `executescript` has ended the transaction, the view's later writes are committed.
-    Then a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
+    Some statements, such as SQLite's `executescript`, end the transaction. Then the view's later writes are committed,
+    and a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
     """
 
 
@@ -101,8 +101,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    If `on_abandoned` is "hold", a call without a result can cause `OutcomeUnknown`. Work that ended its own transaction
-    and then failed also causes `OutcomeUnknown`. A person or `reconcile` must decide about the key. Try again later.
+    With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. If the work has ended its own
+    transaction and failed later, `OutcomeUnknown` is raised, too. A person or `reconcile` must decide about the key.
+    Try again later.
     """
 
 

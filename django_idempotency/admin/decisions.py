@@ -1,4 +1,4 @@
-"""On these admin pages, a person decides about one key, or about all keys that are ticked in the list of keys.
+"""This module has the admin pages on which a person decides about one key, or about all ticked keys of the list.
 
 The page of a decision first explains what the decision will do. If the person enters a result or a response, the page
 shows a preview before the decision is made. A decision changes only keys that the page has shown. The person must have
@@ -66,7 +66,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """Return the keys that were ticked in the list, but not more keys than one page of the list shows.
+    """Return the keys that were ticked in the list. The result has at most as many keys as one page of the list.
 
     The choice "Select all" of Django's list has no effect on decisions, because "Select all" could mean the whole
     table.
@@ -76,10 +76,10 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the form of a decision, or show the preview of a decision, or make the decision.
+    """Handle a request for the form, for the preview, or for the decision itself.
 
-    Return the page with the form or the preview. Return None if the decision was made, or if no key is left to decide
-    about. If this function returns None, a message in the admin tells the person what has happened.
+    Return the page with the form or the preview. Return None if the decision was made, or if the decision is possible
+    for none of the keys. If this function returns None, a message in the admin tells the person what has happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -118,7 +118,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Make the decision for each key, but leave out each key that has changed after the person saw it.
+    """Make the decision for each key that has not changed since the person saw the page.
 
     For each key, the decision and its log entry commit in one transaction.
     """
@@ -142,10 +142,11 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """Find one stored result of each step as an example, if the person has the permission to see results.
+    """Return a stored result of each step as an example. If the person may not see results, return no examples.
 
-    The example for a step is the newest result of this step in the completed keys of the same operation. The queries
-    read only the latest results. The first query reads a range of primary keys, and the next queries read single rows.
+    The example of a step comes from the newest completed key that has this step and the same operation as `key`. The
+    queries read only the latest results. The first query reads a range of primary keys, and the next queries read
+    single rows.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

@@ -1,4 +1,6 @@
-"""This module finds out what one person may see of a key: secrets, and links to the caller and to the resource."""
+"""This module finds out whether a person may see the secrets of a key. The module also makes the links to the caller
+and to the resource.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,9 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """Return the text that each admin page shows as the name of the key: the key and its reference.
+        """Return the name of the key for the admin pages. The name contains the key and the key's reference.
 
-        If the person may not see secrets, the text has only the reference of the key.
+        If the person may not see secrets, the name is only the reference.
         """
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 

@@ -55,8 +55,8 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """An `Asked` object has the outcome for one key. If no `reconcile` can be called, the object has the outcome for
-    all keys of an operation.
+    """An `Asked` object tells what a recovery did with one key. If an operation has no `reconcile` that can be called,
+    one object is about all keys of the operation.
 
     Attributes:
         reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
@@ -111,8 +111,8 @@ def recover_idempotency_keys(
     same time, only one of them gets the key. The recovery of each key uses its own transactions, with checks of the
     fence. So no transaction may be open when you call this function. If `reconcile` returns a result, the result
     completes the key. If `reconcile` returns None or raises an error, the key is not completed. If a key was not
-    completed, a later recovery calls `reconcile` again, but only after the time `older_than`. The log gets one line for
-    each key. If no `reconcile` can be called for an operation, the log gets one line for the operation.
+    completed, a recovery calls `reconcile` again after the time `older_than`. The log gets one line for each key. If no
+    `reconcile` can be called for an operation, the log gets one line for the operation.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -142,7 +142,7 @@ def recover_idempotency_keys(
     if operations:
         keys = keys.filter(operation__in=operations)
     old = unchanged_for(keys, age)
-    # The import of the URLconf also imports the modules of the views, which register the declarations of the views.
+    # The import of the URLconf also imports the views. The import of a view registers its declaration.
     if views := getattr(settings, "ROOT_URLCONF", None):
         import_module(views)
     askable: dict[str, Declaration] = {}
@@ -156,16 +156,15 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # If a given operation has no keys and no `reconcile`, the operation is also reported, because perhaps its name is
-    # wrong.
+    # Perhaps the name of a given operation is wrong. So an operation is also reported if it has no keys and no
+    # `reconcile`.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The list is in the order of the last change of each key, with the oldest change at the end, because pop() takes
-    # the last item. After a call of `reconcile`, the `updated_at` of the key is new, so the next recovery takes this
-    # key last.
+    # The key with the oldest change stands at the end of the list, because pop() takes the last item. After a call of
+    # `reconcile`, the `updated_at` of the key is new, so the next recovery takes this key last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -181,7 +180,7 @@ def recover_idempotency_keys(
 def _declared(operation: str) -> Declaration | str:
     """Return the declaration whose `reconcile` can be called for the keys of an operation.
 
-    If no declaration can be used, return a text that says why.
+    If no declaration can be used, return the reason as a text.
     """
     found = registered(operation)
     if not found:
@@ -212,7 +211,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     def ask(operation: Operation) -> Finished[Any]:
         """Call `reconcile`, and do not run the work.
 
-        If `reconcile` returns None, the next retry gets the key and the steps of the key.
+        If `reconcile` returns None, the key and its steps stay in the table for the next retry.
         """
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
@@ -253,7 +252,7 @@ def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            with suppress(NotDecryptable):  # the key has the answer of `reconcile` even without an entry in the trail
+            with suppress(NotDecryptable):  # the answer of `reconcile` is stored even without an entry in the trail
                 same_row(row).update(decisions=with_decision(held, made))
 
 

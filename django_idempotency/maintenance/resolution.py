@@ -6,8 +6,8 @@ The admin calls the functions of this module. Your own code can also call `relea
 A decision is refused if the row has changed after the person has read the row. A decision runs in one transaction. If
 an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision is
 possible if the key is failed, if the key's lease is over, or if the key is in progress without a lease. The database's
-clock decides whether a lease is over. A decision changes the row, so that the fence stops an old worker that wakes up
-later.
+clock decides whether a lease is over. A decision changes the row. If an old worker goes on after the decision, the
+fence stops this worker.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Let the next retry run and repeat the steps in doubt. A repeated call gets the same derived key again.
+    """Let the next retry run. The retry repeats the steps in doubt. A repeated call gets the same derived key.
 
-    If a repetition of the steps in doubt could do harm, first make sure that the steps did not happen and that their
-    worker is dead. If the key is in progress without a lease, first undo what the work has committed, because the next
-    retry runs the whole work again. A step with a result keeps the result. The function runs in one transaction. If an
+    If the steps in doubt must not run twice, first make sure that the steps did not happen and that their worker is
+    dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo the writes
+    that the work has committed. A step with a result keeps the result. The function runs in one transaction. If an
     outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
@@ -90,7 +90,8 @@ def record_outcome(
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
         # The names of steps are compared in Python. Some databases ignore differences in capital letters, in accents,
-        # and in spaces at the end of a name. But an encrypted result is bound to the exact name of its step.
+        # and in spaces at the end of a name. But an encrypted result can be decrypted only with the exact name of its
+        # step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -112,12 +113,13 @@ def close_with(
         key: the row as the person has seen it.
         snapshot: status 200 to 499, headers and body. The response is kept for the project's default `ttl` from now on,
             or until the key's own expiry if that is later.
-        by, reason: see `release_for_retry`. confirmed: True if the person has said that the calls are settled: the
-        order exists, or no money is kept. With False, keys with finished calls or a doubt are refused.
+        by, reason: see `release_for_retry`.
+        confirmed: True if the person has said that the calls are settled: the order exists, or no money is kept. With
+            False, keys with finished calls or a doubt are refused.
 
     Raises:
-        NotResolvable, NotDecryptable: see `release_for_retry`. Nothing was changed. ValueError: the status is not from
-        200 to 499.
+        NotResolvable, NotDecryptable: see `release_for_retry`. Nothing was changed.
+        ValueError: the status is not from 200 to 499.
     """
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
@@ -143,13 +145,13 @@ class Resolved:
 
 
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
-    """Apply one decision to all these keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
+    """Apply one decision to all given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
     A key is refused if the key has changed after its row was read. If `keys` is a queryset that was evaluated already,
     the queryset is not evaluated again. So if you list a queryset first, the decision is about exactly the listed keys.
 
     Each key is resolved in its own transaction. If an outer `atomic()` block is open, each key is resolved in its own
-    savepoint. If an error ends the function, the keys before the error stay resolved.
+    savepoint. If an error ends the function, the earlier decisions are kept.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
@@ -195,11 +197,11 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Change the row so that an old worker loses the key. Add the decision and the steps in doubt to the trail.
+    """Store the decision in the key's row. Add the decision and a copy of the steps in doubt to the trail.
 
     After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` after a
-    decision. If the key's own expiry is later, for example with a longer `ttl` of the view, the later expiry stays.
-    With the later expiry, a late retry finds the key.
+    decision. If the key already expires later, for example because of a longer `ttl` of the view, its expiry does not
+    change. So a retry still finds the key.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""After the restore of an old backup, this module stores again which external calls were made under a key."""
+"""This module records external calls again if the restore of an old backup has lost them."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class IdempotencyCommand(BaseCommand):
         """Print a text and flush the output. Control characters, and characters that the output cannot encode, are
         printed as escape sequences.
 
-        Commands print operations, steps and errors, which can contain any character. A command must not fail because of
-        a character.
+        Commands print operations, steps and errors, which can contain any character. A character that cannot be printed
+        must not end the command.
         """
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # the encoding of io.StringIO is None
         lines = "\n".join(map(without_controls, text.split("\n")))
@@ -60,8 +60,8 @@ class IdempotencyCommand(BaseCommand):
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """The base class of commands that work on one database after another. After a signal, the command finishes the
-    current key or batch, and then ends.
+    """This class is the base class of the commands that work on one database after another. After a signal, the command
+    finishes the current key or batch, and then ends.
     """
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -119,14 +119,14 @@ def counted(count: int, noun: str = "key") -> str:
 def several(given: Any) -> Any:
     """Return the values of a repeatable option as a list, or None if the option was not given.
 
-    If a call such as `call_command(…, key="abc")` gives a single value, the result is a list with this value.
+    A single value becomes a list with one value, for example in `call_command(…, operation="POST pay/")`.
     """
     return [given] if isinstance(given, str | int) else given
 
 
 def _chosen(options: dict[str, Any]) -> list[str | None]:
-    """Return the database aliases that the command's options select. In the result, None means the alias to which the
-    package writes keys.
+    """Return the database aliases that the command's options select. If the options select no database, the list
+    contains only None. None means the alias to which the package writes keys.
     """
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
@@ -141,8 +141,8 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 def stoppable(stop: Event) -> Iterator[list[int]]:
     """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch before the process ends.
 
-    If a second signal comes at least `MOMENT` seconds after the first signal, `SystemExit` is raised, because perhaps
-    the work hangs.
+    A later signal raises `SystemExit`, because perhaps the work hangs. But signals within `MOMENT` seconds after the
+    first signal have no effect.
     """
     received: list[int] = []
     first = math.inf
@@ -153,8 +153,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only the first signal calls `stop.set()`. A second signal can arrive while `stop.set()` holds a lock. If
-            # the second signal also called `stop.set()`, this call would wait for the lock for ever.
+            # Only the first signal calls `stop.set()`. A second signal can arrive while `stop.set()` holds a lock. Then
+            # a second call of `stop.set()` would wait for this lock for ever.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)
@@ -162,7 +162,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
     try:
         previous = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:
-        yield received  # only the main thread can catch signals, so in other threads this function catches none
+        yield received  # only the main thread can catch signals, so this function does nothing in other threads
         return
     try:
         yield received

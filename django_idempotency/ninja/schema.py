@@ -8,9 +8,9 @@ answers of protected operations to the schema. For example:
 If your project has an API class of its own, write a new class whose first base class is this `NinjaAPI`. If your
 project has declared a header or status itself, the schema keeps the declaration of your project.
 
-The only public method of Django Ninja that can change the schema is `NinjaAPI.get_openapi_schema`. The value
-`openapi_extra` of an operation cannot be used. This value is made before the options of the router and of the API are
-known.
+This module replaces `NinjaAPI.get_openapi_schema`, the only public method of Django Ninja that can change the schema.
+The value `openapi_extra` of an operation cannot be used, because Django Ninja makes this value too early. At that time,
+the options of the router and of the API are not known.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ __all__ = ["NinjaAPI"]
 
 
 class NinjaAPI(ninja.NinjaAPI):
-    """This class is the `NinjaAPI` of Django Ninja, but its schema also shows the idempotency key of protected
-    operations.
+    """This subclass of Django Ninja's `NinjaAPI` also shows the idempotency key of protected operations in the schema.
 
     If you have an API class of your own, write `class ShopAPI(NinjaAPI, OwnAPI)`.
     """

@@ -17,7 +17,7 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The methods of this class are the checks, in the order in which they must run.
+    """The methods of this class are checks. The checks must run in the order in which they are written here.
 
     Each check needs results of the earlier checks. A check that fails raises AssertionError.
 
@@ -90,11 +90,11 @@ class EndpointChecks:
         raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
-        """Check that a request with the first key and a different body is refused because of the key."""
+        """Check that the first key is refused if a request sends this key with a different body."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # If the project has its own format for error responses, the check cannot distinguish a mismatch from other
-        # refusals. So with such a format, the check accepts every 4xx response.
+        # If the project has its own format for error responses, the check cannot recognise a mismatch. So for a project
+        # with its own format, the check accepts every 4xx response.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -202,7 +202,9 @@ class EndpointChecks:
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return a function that counts objects, and a name for these objects. If `creates` is None, the name is empty."""
+    """Return a function that counts the objects of `creates`, and a name for these objects. If `creates` is None, the
+    name is an empty text.
+    """
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)
     if isinstance(creates, (Manager, QuerySet)):

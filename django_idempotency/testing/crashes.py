@@ -2,11 +2,11 @@
 
 The test fails if a call or a write has run twice.
 
-This module replaces the public methods of `Operation`, because the view passes the functions of its steps to these
-methods. This module also adds an execute wrapper to each of Django's database connections. The exception `Stopped` ends
-the request. `Stopped` is not a subclass of `Exception`, so error handlers of views and frameworks do not catch
-`Stopped`. After `Stopped`, the execute wrapper refuses each statement except a rollback, so the engine cannot mark the
-key as failed. The key is locked until its lease is over, as after the death of a process.
+The view passes the functions of its steps to methods of `Operation`. So this module replaces these public methods. This
+module also adds an execute wrapper to each of Django's database connections. The exception `Stopped` ends the request.
+`Stopped` is not a subclass of `Exception`, so error handlers of views and frameworks do not catch `Stopped`. After
+`Stopped`, the execute wrapper allows only rollbacks. So the engine cannot mark the key as failed. The key is locked
+until its lease is over, as after the death of a process.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The request is not stopped after the COMMIT of its response. A crash after this COMMIT loses only the answer,
-        # and the retry gets a replay.
+        # The last place is before the COMMIT of the response. After this COMMIT, a crash loses only the answer, and the
+        # retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -96,7 +96,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """In the `with` block, record in `watch` what the requests of this process do."""
+    """Record in `watch` the requests that this process handles during the `with` block."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:
@@ -122,8 +122,8 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # The start of a call is committed before the function of the call runs. Steps of other kinds commit nothing
-            # at their start.
+            # The start of a call is committed before the function of the call runs. A `fetch` or a `write` commits
+            # nothing before its function runs.
             if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
@@ -146,7 +146,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Return a value that is equal for the same function in each attempt.
+    """Return a value that identifies the function in every attempt.
 
     The function object itself cannot be compared, because each attempt makes new function objects.
     """
@@ -158,7 +158,7 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """The checks of `crash_at_each_step` stop a request with a new key at each place.
+    """For each place, the checks of `crash_at_each_step` stop one request, which has a new key.
 
     Then the checks end the lease of the key, and send a retry.
 
@@ -235,9 +235,9 @@ class CrashChecks:
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """Yield each defect of the retry, together with advice for the developer.
 
-        If a call was made twice, the call needs a derived key. A step needs the same name in all attempts. If
-        `reconcile` records the result of a call with a different function, this function does not count as a second
-        call.
+        A call that was made twice is a defect if the call has no derived key. A step needs the same name in all
+        attempts. If `reconcile` uses a different function to record the result of a call, the run of this function is
+        not counted as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():
@@ -272,7 +272,7 @@ def _named(steps: Collection[tuple[str, str]]) -> str:
 
 
 def _shape(body: bytes) -> Any:
-    """Return the field names of a JSON response, so that two responses can be compared although their ids differ."""
+    """Return the field names of a JSON response. The values are not compared, because each response has its own ids."""
     try:
         value = json.loads(body)
     except ValueError:

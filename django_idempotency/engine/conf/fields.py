@@ -19,10 +19,10 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """If an option is not set in one layer, its value is `Unset`, and the package looks in the next layer.
+    """If a layer does not set an option, the option has the value `Unset` in this layer. Then the package looks in the
+    next layer.
 
-    The package looks for the value of an option in these layers, in this order: action, class, base classes, settings,
-    default.
+    The layers have this order: action, class, base classes, settings, default.
     """
 
 
@@ -37,7 +37,7 @@ def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """Return the fields that a class has declared with `option()` or `setting()`, as a dict from name to field."""
+    """Return a dict with the names and the fields that a class has declared with `option()` or `setting()`."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
@@ -68,14 +68,14 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a check that accepts a value if `possible(value)` is true. For other values, the check returns the text
+    """Return a check that calls the function `possible`. If `possible` refuses a value, the check returns the text
     `advice`.
     """
     return lambda value: None if possible(value) else advice
 
 
 def or_none(check: Check) -> Check:
-    """Return a check that accepts None, and each value that the given check accepts."""
+    """Return a check that accepts None and each value that `check` accepts."""
     return lambda value: None if value is None else check(value)
 
 
@@ -94,7 +94,7 @@ def of_type(kind: type) -> Check:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
-# Before this check, each list in the settings is converted to a tuple.
+# Each list in the settings is converted to a tuple before `SEVERAL` checks the value.
 SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))
 NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
 SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
@@ -145,8 +145,8 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 
 def called(value: Any) -> str | None:
-    """Check that a value is a callable that is not `async`. An `async def` function returns a coroutine, and
-    `bool(coroutine)` is always True.
+    """Check that a value is a callable that is not `async`. An `async def` function returns a coroutine, and an `if`
+    treats every coroutine as True.
     """
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."

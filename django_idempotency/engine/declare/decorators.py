@@ -47,13 +47,13 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     as `login_required`.
 
     Raises:
-        IdempotencyConfigurationError: the view cannot be protected. It is raised at decoration if possible, otherwise
-            on the first request, before the view runs.
+        IdempotencyConfigurationError: the view cannot be protected. The error is raised at decoration if possible,
+            otherwise on the first request, before the view runs.
     """
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    # Register the options now, at import, because `method_decorator` decorates the view later, on each request.
+    # `method_decorator` decorates the view again on each request. So the options are registered here, at import.
     register(Declaration((layer,)))
     return partial(_protect, (layer,))
 
@@ -135,7 +135,7 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Decorate a function, such as a task or an event handler, that must do its work once for each key.
+    """Decorate a function that must do its work once for each key, such as a task or an event handler.
 
     The decorated function can be `def` or `async def`. Every call with the same key returns the result of the first
     run. With `lease`, the decorated function gets its `Operation` as the keyword argument `operation`. Without `lease`,

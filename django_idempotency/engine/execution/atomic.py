@@ -68,19 +68,19 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
             raise
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
-    # The writes of the work are rolled back, but the answer is final. So the answer is stored under a second claim of
-    # the key.
+    # The rollback of the writes has also rolled back the claim. But the answer is final, so the answer is stored under
+    # a second claim of the key.
     return attempt.keep(finished, finished.snapshot)
 
 
 @dataclass
 class _Attempt(NoBridgeAbove):
-    """A context manager for the transaction of one attempt. The transaction begins with the claim of the key, and ends
-    at the end of the `with` block.
+    """This context manager runs the transaction of one attempt. The transaction begins with the claim of the key, and
+    ends with the `with` block.
 
-    If the attempt is a whole transaction, a rollback of the attempt does not undo writes of the caller. If the caller
-    is inside an `atomic()` block or has switched autocommit off, the attempt is only a part of the caller's
-    transaction.
+    If the caller has no open transaction, the attempt is a whole transaction. Then a rollback of the attempt undoes no
+    writes of the caller. If the caller is inside an `atomic()` block or has switched autocommit off, the attempt is a
+    part of the caller's transaction.
 
     Attributes:
         connection: the database connection of this thread.
@@ -93,8 +93,8 @@ class _Attempt(NoBridgeAbove):
     outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
-        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open, otherwise the
-        transaction ends.
+        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open. After every
+        other outcome, the transaction ends.
         """
         store, wanted, connection = self.store, self.wanted, self.connection
         block = transaction.atomic(using=store.alias)
@@ -107,8 +107,8 @@ class _Attempt(NoBridgeAbove):
                 self._block = block
                 return claim
             if not self.outermost:
-                # This rollback to the savepoint releases the lock of the key. Otherwise the caller's transaction would
-                # keep the lock until its end.
+                # This rollback to the savepoint releases the lock of the key. Without this rollback, the key would stay
+                # locked until the caller's transaction ends.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             block.__exit__(*sys.exc_info())
@@ -121,12 +121,12 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """Stop all retries of the key if the work has ended its own transaction and then raised an exception.
+        """After an exception of the work, stop all retries of the key if the work has ended its own transaction.
 
         If the work writes after the end of its transaction, these writes are committed at once. So a retry would repeat
         writes that are already committed.
         """
-        with suppress(Error):  # the error of the work is more important than an error of this check
+        with suppress(Error):  # an error of this check must not hide the error of the work
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
@@ -142,10 +142,9 @@ class _Attempt(NoBridgeAbove):
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether the package should commit the writes of the work.
 
-        If a view returns a response, the writes of the view are committed, as in Django, except in two cases. If the
-        status of the response is 5xx, the writes are rolled back, so that a retry starts without old writes. If the
-        status is 4xx (a refusal) and the database has discarded the writes, the package stores the response without the
-        writes.
+        As in Django, the writes of a view are usually committed if the view returns a response. There are two other
+        cases. If the status of the response is 5xx, the writes are rolled back, so that a retry starts without old
+        writes. If the database has discarded the writes and the status is 4xx, the package stores only the response.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
@@ -175,23 +174,23 @@ class _Attempt(NoBridgeAbove):
     # --- the next methods run after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """If our transaction was rolled back because another request has the key, return the outcome of that request.
+        """If our transaction was rolled back because of another request with this key, return that request's outcome.
 
         On a single database server, our claim already finds the claim of the other request. In a Galera cluster, a node
-        finds such a conflict later: when our transaction commits, or when a statement of the work ends. If the error
-        has a different cause, this method returns None.
+        finds the other claim later, at our COMMIT or at the end of a statement of the work. If the error has no
+        relation to another request, return None.
         """
         # Django sets `run_commit_hooks_on_set_autocommit_on` to True at COMMIT, and to False after the `on_commit`
-        # callbacks. If an `on_commit` callback has raised the error, `run_commit_hooks_on_set_autocommit_on` is still
-        # True, so our transaction is committed.
+        # callbacks. So if the attribute is still True here, our transaction is committed, and an `on_commit` callback
+        # has raised the error.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # If the error came from the work, and `look` finds no committed result of another request, the error was about
-        # rows of the work. So the error is treated as an error of the work.
+        # While the work runs, the error can also be about rows of the work. Then `look` finds no committed result of
+        # another request, and the error is treated as an error of the work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
@@ -209,8 +208,8 @@ class _Attempt(NoBridgeAbove):
 
     def _is_held(self) -> bool:
         """Return whether the work has ended its own transaction, so that a committed claim now holds the key."""
-        # Inside a caller's transaction, a row with this key can be uncommitted. Without an open connection, no query is
-        # possible.
+        # Inside a caller's transaction, `look` could find a row that is not committed. If the connection is closed, no
+        # query is possible.
         if not self.outermost or self.connection.connection is None:
             return False
         try:
@@ -220,7 +219,7 @@ class _Attempt(NoBridgeAbove):
 
     def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
         """Claim the key again and store the answer, because the first claim was rolled back. If another request has
-        claimed the key before this second claim, return the outcome of that request.
+        claimed the key in the meantime, return the outcome of this request.
 
         Raises:
             TransactionBroken: the database has rolled back the caller's writes, too. Then only the caller can go on.

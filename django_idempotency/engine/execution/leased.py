@@ -37,7 +37,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work while this worker has the lease of the key. Only one worker at a time can have the lease.
 
     First the claim is committed, and then the work runs while no transaction is open. If the verdict of the work is
-    `Verdict.KEEP`, the key is completed. If the verdict is different, or if the work raises an exception, the key is
+    `Verdict.KEEP`, the key is completed. After every other verdict, and after an exception of the work, the key is
     marked as failed. The steps of a failed key are kept, and the next retry can run at once. If the worker dies, the
     next retry must wait until the lease ends.
 
@@ -47,8 +47,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # If an earlier attempt was abandoned or has left a call in doubt, the project's `reconcile` is called first.
-    # Perhaps `reconcile` returns a final result, and then the work does not run.
+    # If an earlier attempt was abandoned or has left a call in doubt, the project's `reconcile` is called first. If
+    # `reconcile` returns a final result, the work does not run.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
 
@@ -75,8 +75,8 @@ def run_claimed(
         else:
             committed(store, end, partial(store.journal.fail, claim, wanted, finished.reason))
     except ClaimLost:
-        # This worker has lost its lease, because another worker has taken the key over or a person has decided about
-        # the key. So this client gets an answer that fits the present state of the key.
+        # This worker has lost the key to another worker, or a person has decided about the key. So this client gets an
+        # answer that fits the present state of the key.
         return store.look(wanted)
     except BaseException as error:
         try:
@@ -121,7 +121,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
         return write()
     except Error:
         if store.connection.in_atomic_block:
-            raise  # in a TestCase, a new connection would not be inside the transaction of the test
+            raise  # a TestCase needs this connection, because the connection has the transaction of the test
         store.connection.close()
         return write()
 
@@ -178,9 +178,9 @@ class LeasedOperation(Operation):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # `_doubts` and `_kept` begin with the steps of earlier attempts. A worker of an earlier attempt cannot add
-        # steps any more. If `reconcile` runs steps in this attempt, these steps are added to `_doubts` and `_kept`
-        # later.
+        # At the start, `_doubts` and `_kept` contain the steps of earlier attempts. A worker of an earlier attempt
+        # cannot add steps any more. If `reconcile` runs steps in this attempt, these steps are added to `_doubts` and
+        # `_kept` later.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
@@ -209,7 +209,7 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            # The external call was made, so first record that the call is done, and raise the error after that.
+            # The external call was made. So the package first records that the call is done, and then raises the error.
             error = not_storable
         finish = partial(self._journal.finish_call, self._claim, name, kept)
         committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
@@ -220,9 +220,9 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the error that has put the call in doubt, so that the timeline of the key can show the error.
+        """Store the error of a call in doubt, so that the timeline of the key can show the error.
 
-        If storing the error fails, the call is in doubt, but without a stored error.
+        If the error cannot be stored, the call is still in doubt.
         """
         with suppress(Exception):  # the caller must get the error of the call, not an error of `_note`
             note = partial(self._journal.note_error, self._claim, name, describe(error))
@@ -235,7 +235,8 @@ class LeasedOperation(Operation):
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # The second try raises IntegrityError if the first try was committed, but the server's answer was lost.
+            # Perhaps the first try was committed, but the server's answer was lost. Then the second try raises
+            # IntegrityError.
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
         self._kept[name] = kept
@@ -261,8 +262,8 @@ class LeasedOperation(Operation):
             # COMMIT.
             self._broke, self.resource = error, about
             # If the database has a row for this `write` step, the function of the step has ended its own transaction.
-            # So the changes of the function are perhaps committed, and the step is in doubt. A 4xx answer must not hide
-            # the doubt about the step.
+            # So perhaps the changes of the function are committed, and the step is in doubt. A 4xx answer must not
+            # complete a key with a step in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -292,26 +293,26 @@ class LeasedOperation(Operation):
             )
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Return whether the package should keep the answer that the framework gives for this exception of the work.
+        """Return whether the package should store the framework's answer to this exception.
 
-        While a step is in doubt, the answer is not kept, because the exception possibly comes from this step. The
-        status of the answer does not matter. The answer is also not kept if a `write` step has raised the exception and
-        other steps of the key are finished. A kept answer would complete the key, and then no person would check what
-        the finished steps have done.
+        While a step is in doubt, no answer is stored, not even a 4xx, because perhaps the exception comes from this
+        step. If a `write` step has raised the exception and other steps are finished, the answer is not stored, either.
+        A stored answer would complete the key, and no person would check the effects of the finished steps.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Return the reason why the final answer of the work is refused, or "" if the answer is not refused.
+        """Return the reason why the final answer of the work is refused. Return "" if the answer is accepted.
 
         A refused answer does not complete the key. Answers are refused only if the key has a `call` step. The answer is
         refused if a `write` step has raised an error and the work has caught this error. The answer is also refused if
-        an earlier attempt has stored a step, but the work has not asked for this step. If the package completed such a
-        key, no person would notice a payment without an order. A stored `fetch` step is no reason to refuse an answer,
-        because a `fetch` only reads. This method does not check an answer of `reconcile`.
+        the work has not asked for a step that an earlier attempt has stored. For example, a customer has paid, but the
+        order is missing. If the package completed this key, no person would notice the missing order. The work does not
+        have to ask for a stored `fetch` step, because a `fetch` only reads. This method is not called for an answer of
+        `reconcile`.
         """
         if self._broke is None and not self._unasked:
-            return ""  # most attempts return here, so they need no query
+            return ""  # most attempts return here, and do not need the next query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

@@ -66,7 +66,7 @@ def run_once(
 
     Without `lease`, `work()` runs in a transaction that also stores the key and the result. Inside your own
     transaction, `work()` runs in a savepoint. If `work` has a required parameter `operation`, `work` gets the
-    `Operation`. With `lease`, `work(operation)` runs while no transaction is open. After an exception of `work`, a
+    `Operation`. With `lease`, `work(operation)` runs while no transaction is open. If `work` raises an exception, a
     retry can run.
 
     Args:
@@ -161,7 +161,7 @@ def operation_name(work: Any, given: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """This class makes a `Work` of the function that was passed to `run_once`. The engine can run a `Work`."""
+    """This class gives the function of `run_once` the interface `Work`, so that the engine can run the function."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
@@ -183,7 +183,7 @@ class _Function:
         return _finished(self.called(operation))
 
     def answer(self, error: Exception) -> None:
-        """Return None, so that the exception of the function reaches the caller of `run_once`."""
+        """Return None, because the caller of `run_once` must get the exception itself."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
@@ -194,8 +194,8 @@ class _Function:
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
     """Return whether the function has a required parameter `operation`.
 
-    If the parameter has a default, the package does not pass an operation, because the function can use this parameter
-    for another purpose.
+    If the parameter has a default, the package does not pass an operation. Perhaps this parameter has another meaning
+    in the function.
     """
     try:
         parameter = signature(function).parameters.get("operation")
@@ -242,8 +242,8 @@ def _exactly(value: Any) -> Any:
     """
     text = DjangoJSONEncoder().default(value)
     # Django's encoder removes the digits after the milliseconds. So `isoformat()` is used for a timestamp that has
-    # digits after the milliseconds. For every other timestamp, the text of Django's encoder is used, so that old
-    # fingerprints stay valid.
+    # digits after the milliseconds. Every other timestamp keeps the text of Django's encoder, so that old fingerprints
+    # stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

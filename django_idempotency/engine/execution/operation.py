@@ -56,8 +56,8 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. For leased work, `steps_on` is the alias of the database in which `write` steps run. If
-        leased work is not protected, its steps run, but the results of the steps are not stored.
+        """Create the operation. For leased work, `steps_on` names the database in which `write` steps run. If leased
+        work has no key, the steps run, but their results are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -68,8 +68,8 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Prepare the first start of the work, and also a second start after `reconcile`. After each start, the work
-        can use each step name once, and gets the stored results.
+        """Prepare a run of `reconcile` or of the work. Each run can use each step name once, and gets the stored
+        results.
         """
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
@@ -87,16 +87,16 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Return a dict with the name and result of each step that any attempt has finished.
+        """Return the name and result of each finished step of all attempts.
 
-        A result that is a model instance is read from the database again, so the `DoesNotExist` of its model can be
+        A result that is a model instance is read from the database again. If the row is missing, `DoesNotExist` is
         raised.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """Return the idempotency key for a call to another service: one UUID for each name, the same in every attempt.
+        """Return a UUID as the idempotency key of an external call. For each name, every attempt gets the same UUID.
 
         If the operation has no key, a retry gets a different UUID, because the package cannot recognise the retry.
         """
@@ -111,9 +111,9 @@ class Operation:
         """Store which object the key is about, such as an order. The admin, search, events and logs show this object.
 
         In atomic mode, the reference to the object is stored together with the result, without an extra SQL statement.
-        In leased mode, the reference needs one SQL statement of its own, with a check of the fence. If you call
-        `refer_to` in the function that you pass to `write`, the reference commits together with the write. If you call
-        `refer_to` twice, the second reference replaces the first reference.
+        In leased mode, one more SQL statement checks the fence and stores the reference. If you call `refer_to` in the
+        function that you pass to `write`, the reference commits together with the write. If you call `refer_to` twice,
+        the second reference replaces the first reference.
 
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
@@ -138,8 +138,8 @@ class Operation:
         This method first commits the start of the call. Then `function` runs while no transaction is open, and after
         that, the result is committed. A later attempt gets the stored result and does not run `function` again. If
         `function` raises an exception, such as a timeout, the call is in doubt, because its outcome is unknown. `call`
-        raises the exception again. If the other system clearly refuses, for example because a card is declined,
-        `function` should return a value.
+        raises the exception again. If the other system refuses, for example if a card is declined, `function` should
+        return a value and raise no exception.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -171,7 +171,7 @@ class Operation:
         return cast(T, self._finish(name, value))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read a value from another system, such as an exchange rate, without changing that system.
+        """Read a value, such as an exchange rate, from another system. Change nothing in that system.
 
         This method runs `function`, and then stores the result with one SQL statement. If a transaction is open, the
         result commits with that transaction. A later attempt gets the stored result. If a fetch is interrupted, nothing
@@ -194,7 +194,7 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` in a transaction, so that its writes commit exactly once, together with its result.
+        """Run `function` in a transaction. The writes and the result of `function` commit together, exactly once.
 
         This method opens a transaction in the key's database, locks the key's row, runs `function`, and commits. A
         later attempt gets the stored result and does not run `function` again.
@@ -239,8 +239,8 @@ class Operation:
         """Do the same as `call`, but for `async def` views. The argument `function` is an `async def` or `def`
         function. A `def` function runs in a thread.
 
-        If the request is cancelled, `acall` waits for the end of `function` and stores the result. But `acall` waits no
-        longer than the length of the lease. So `function` needs a time limit.
+        If the request is cancelled, `acall` waits for the end of `function` and stores the result. `acall` waits at
+        most for the length of the lease, so `function` needs a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await finished(call, at_most=self._lease)
@@ -265,7 +265,7 @@ class Operation:
             return value
         try:
             value = await awaited(function)
-        except Exception as error:  # a cancellation is not caught, because a cancelled task must not start a query
+        except Exception as error:  # a cancelled task must not start a query, so CancelledError is not caught
             if name in self._doubts:
                 await sync_to_async(self._note)(name, error)
             raise
@@ -289,7 +289,7 @@ class Operation:
         """Do the same as `renew`, but for `async def` views."""
         await sync_to_async(self.renew)()
 
-    # --- the next methods run steps whose results are not stored
+    # --- the next methods run steps and store no results
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
         """Mark the step name as used. Return `(True, result)` if the step has a stored result, else `(False, None)`."""
@@ -387,8 +387,8 @@ class Work(Protocol[T]):
 
 
 def encode_step(value: Any) -> str:
-    """Return the JSON text that is stored for the result of a step. Raises `ResultNotStorable` if the text is longer
-    than 1 MiB, or if the result is neither JSON nor a saved model instance.
+    """Return the JSON text that is stored for the result of a step. JSON and saved model instances can be stored, up to
+    a text of 1 MiB. Every other result raises `ResultNotStorable`.
     """
     kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes
     if len(kept) > MAX_STEP_BYTES:
@@ -400,8 +400,8 @@ def encode_step(value: Any) -> str:
 
 
 def encode(value: Any) -> str:
-    """Return the JSON text that is stored for a value. Raises `ResultNotStorable` for a value that is neither JSON nor
-    a saved model instance.
+    """Return the JSON text that is stored for a value. JSON and saved model instances can be stored. Every other value
+    raises `ResultNotStorable`.
     """
     if isinstance(value, models.Model):
         if value.pk is None or value._state.adding:
@@ -421,7 +421,7 @@ def encode(value: Any) -> str:
 
 def decode(text: str | None) -> Any:
     """Return the value that is stored as a JSON text. If the text is None, return None. A model instance is read from
-    the database again, so the `DoesNotExist` of its model can be raised.
+    the database again. If the row is missing, the `DoesNotExist` of the model is raised.
     """
     if text is None:
         return None
@@ -432,18 +432,19 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value that a retry would get from the stored text. For example, if a function returns a tuple, the
+    """Return the value that each retry will read from the stored text. For example, if a function returns a tuple, the
     first run and each retry get a list, because JSON has no tuples.
     """
     return value if isinstance(value, models.Model) else decode(text)
 
 
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
-    """Return the type and the id of a resource. Raises `IdempotencyConfigurationError` if the type or the id cannot be
-    stored and found again.
+    """Return the type and the id of a resource. Raises `IdempotencyConfigurationError` if the type or the id is not
+    valid, for example too long.
     """
     if isinstance(what, models.Model):
-        # The primary key of the instance is the id, so the call is refused if the caller has also passed an id.
+        # The id of an instance is its primary key. If the caller has also passed an id, the call of `refer_to` is
+        # refused.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

@@ -25,8 +25,8 @@ from .responses import capture
 
 
 class ViewCall:
-    """A `ViewCall` is one call of a protected view. The pipeline and the engine get a `ViewCall` or an instance of a
-    subclass, so they work with each framework.
+    """A `ViewCall` is one call of a protected view. Each other framework has a subclass of `ViewCall`, so the pipeline
+    and the engine work with each framework.
 
     `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
     `_idempotency_runs`.
@@ -91,9 +91,9 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A client understands a status of 400 or more as "nothing has happened". But if a call to an external
-            # service has no result, perhaps the call took effect. So a response with a status of 400 or more must not
-            # be stored.
+            # A client understands a status of 400 or more as "nothing has happened". But if an external call has no
+            # result, perhaps the other service has done its work. So while a call is in doubt, a response with a status
+            # of 400 or more must not be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
@@ -106,7 +106,7 @@ class ViewCall:
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the response of the framework to an exception of the view. For plain Django, return None.
+        """Return the framework's response for an exception of the view. For plain Django, return None.
 
         In plain Django, the exception propagates after the rollback, and Django's own handlers get the exception.
         """
@@ -127,8 +127,8 @@ class ViewCall:
         """Set `request.idempotency` for the view, and `operation.request` for `reconcile`."""
         request: Any = self.request
         request.idempotency = operation
-        # Only `reconcile` needs `operation.request`. Atomic mode has no `reconcile`, so the attribute would only make a
-        # reference cycle.
+        # Only `reconcile` needs `operation.request`, and atomic mode has no `reconcile`. In atomic mode,
+        # `operation.request` would only make a reference cycle.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
@@ -145,7 +145,7 @@ class ViewCall:
         said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-        # Django itself calls `check_response` too late, after our COMMIT.
+        # Django itself calls `check_response` only after our COMMIT, and that is too late.
         BaseHandler().check_response(response, self.view, said)
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
@@ -193,8 +193,8 @@ class IdempotentHttpRequest(HttpRequest):
 def get_operation(request: Any) -> Operation:
     """Return `request.idempotency`, the operation of the protected view that handles this request.
 
-    In leased mode, the operation can run steps. In atomic mode, the operation has a key, a reference and `refer_to`.
-    The attribute `key` of the operation is None if the view runs without an idempotency key.
+    In leased mode, the operation can run steps. In both modes, the operation has `key`, `reference` and `refer_to`. The
+    attribute `key` of the operation is None if the view runs without an idempotency key.
 
     Args:
         request: Django's or the REST framework's request.

@@ -100,8 +100,8 @@ class Command(IdempotencyCommand):
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
         """Carry out the decision about the keys, or print only the plan if `--apply` is missing.
 
-        If `answer` is None, the decision is a release, so that the next retry runs. If `answer` is a response, the
-        decision is to close the keys with this response. The function returns the number of keys.
+        If `answer` is None, release the keys for the next retry. If `answer` is a response, close the keys with this
+        response. Return the number of resolved keys. Without `--apply`, return the number of keys in the plan.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -140,7 +140,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    # Keys in doubt come first, because perhaps a customer has paid already.
+    # Keys in doubt are listed first, because perhaps a customer has already paid.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
 
@@ -160,7 +160,7 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    # A client's text can contain line breaks, so the text could look like the line of another key.
+    # A client's text can contain line breaks. With a line break, the text could look like a line about another key.
     return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
@@ -181,7 +181,7 @@ def _action(options: dict[str, Any]) -> str:
 
     Return an empty text if the command only lists keys.
 
-    Raises `CommandError` if `--apply` is given without a decision, without `--by` or without `--reason`.
+    Raises `CommandError` if `--apply` is given, but a decision, `--by` or `--reason` is missing.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
