@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
 from django.urls import path
@@ -24,6 +25,7 @@ from django_idempotency import (
 from django_idempotency.keys import derived_key, key_reference
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.heard import heard
+from tests.http import replayed
 from tests.integration.leased_urls import HOOKS
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
@@ -44,6 +46,14 @@ async def asee(request: Any) -> HttpResponse:
     return JsonResponse({}, status=201)
 
 
+def refuse(request: HttpRequest) -> HttpResponse:
+    """A refusal that rolls its writes back, as the REST framework does."""
+    get_operation(request).refer_to("order", "59")
+    Order.objects.create()
+    transaction.set_rollback(True)
+    return JsonResponse({"detail": "sold out"}, status=422)
+
+
 urlpatterns = [
     path("atomic", idempotent()(see)),
     path("leased", idempotent(lease=LEASE)(see)),
@@ -51,6 +61,7 @@ urlpatterns = [
     path("leased/optional", idempotent(lease=LEASE, required=False)(see)),
     path("async/atomic", idempotent()(asee)),
     path("async/leased", idempotent(lease=LEASE)(asee)),
+    path("refusing", idempotent(refuse)),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -111,6 +122,12 @@ class TestHandle:
 
 
 class TestReferTo:
+    def test_a_refusal_that_rolls_back_keeps_it(self, post: Post) -> None:
+        """The answer is stored under a second claim, with what the view has named."""
+        first, second = (post("/refusing") for _ in range(2))
+        assert (first.status_code, replayed(first), replayed(second)) == (422, "false", "true")
+        assert (Order.objects.count(), row().resource_type, row().resource_id) == (0, "order", "59")
+
     @pytest.mark.parametrize("where", ["/atomic", "/leased"])
     def test_a_model_instance_is_kept_by_its_label_and_primary_key(self, post: Post, where: str) -> None:
         def view(operation: Any) -> Any:
