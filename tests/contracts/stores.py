@@ -96,8 +96,10 @@ class TestStoreContract:
         """After ttl the same row is ours again, one attempt further, without the old result."""
         first = self.finish(store, a_claim())
         expire()
+        created_at = IdempotencyKey.objects.get().created_at
         assert store.claim(a_claim(fingerprint=b"g" * 32)) == granted(first.id, 2)
         row = IdempotencyKey.objects.get()
+        assert row.created_at > created_at
         assert (row.status, row.status_code, row.headers, row.body, row.completed_at) == (
             "in_progress",
             None,

@@ -138,6 +138,11 @@ class TestReferTo:
         assert seen(post, where, view) == ("shopapp.order", str(Order.objects.get().pk))
         assert (row().resource_type, row().resource_id) == ("shopapp.order", str(Order.objects.get().pk))
 
+    @pytest.mark.parametrize("args", [("t" * 100, "59"), ("order", "x" * 255)])
+    def test_the_longest_names_are_kept(self, post: Post, args: Any) -> None:
+        seen(post, "/atomic", lambda operation: operation.refer_to(*args))
+        assert (row().resource_type, row().resource_id) == args
+
     @pytest.mark.parametrize(
         "args",
         [
@@ -220,12 +225,18 @@ class TestFetch:
 class TestAsync:
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
         async def view(operation: Any) -> Any:
-            rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks)
+            rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks, [("EUR", 1)], USD=2)
             return rate if operation.attempt == 2 else breaks()
 
         with pytest.raises(Broken):
             seen(post, "/async/leased", view)
-        assert seen(post, "/async/leased", view) == {}
+        assert seen(post, "/async/leased", view) == {"EUR": 1, "USD": 2}
+
+    def test_awrite_passes_all_arguments(self, post: Post) -> None:
+        async def view(operation: Any) -> Any:
+            return await operation.awrite("sums", dict, [("EUR", 1)], USD=2)
+
+        assert seen(post, "/async/leased", view) == {"EUR": 1, "USD": 2}
 
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""

@@ -126,6 +126,18 @@ class TestAtRest:
         assert post("/pay").headers["Idempotency-Replayed"] == "true"
         assert GATEWAY.calls == 1
 
+    def test_a_retry_reads_what_was_fetched(self) -> None:
+        """A fetched result is bound to its step, as all results are."""
+
+        def work(operation: Any) -> Any:
+            rate = operation.fetch("rate", lambda: {"rate": operation.attempt})
+            return rate if operation.attempt == 2 else breaks()
+
+        with pytest.raises(Broken):
+            run_once(work, scope="s", operation="o", key="k", lease=60)
+        assert (IdempotencyStep.objects.get().result or "")[:5] == "enc1:"
+        assert run_once(work, scope="s", operation="o", key="k", lease=60).value == {"rate": 1}
+
     def test_what_an_operator_enters_is_encrypted(self, post: Post) -> None:
         """The outcome of a call and a response are bound to their row as all others are, and are read again."""
         GATEWAY.after = breaks
