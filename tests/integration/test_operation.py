@@ -139,6 +139,20 @@ class TestSteps:
         self.run(post, pay)
         assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": True, "mail": False}
 
+    def test_each_attempt_says_anew_which_calls_got_their_derived_keys(self) -> None:
+        def work(operation: Operation) -> None:
+            if operation.attempt == 2:
+                for name in ("charge", "mail"):
+                    operation.derive_key(name)
+            operation.call("charge", breaks if operation.attempt == 1 else dict)
+            operation.call("mail", dict)
+
+        with pytest.raises(Broken):
+            run(work)
+        assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": False}
+        run(work)
+        assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": True, "mail": True}
+
 
 class TestFence:
     """A worker whose key was taken over, here by itself, cannot commit anything any more."""

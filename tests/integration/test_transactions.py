@@ -123,6 +123,11 @@ class TestAtomicRequests:
         """non_atomic_requests is respected."""
         assert post("/opted_out", key=None).json() == {"atomic": False}
 
+    def test_a_view_that_opted_out_of_another_alias_stays_out_there(self) -> None:
+        """The alias of the keys is taken over beside it."""
+        view: Any = idempotent(transaction.non_atomic_requests(using="other")(view_urls.create.__wrapped__))  # type: ignore[attr-defined]
+        assert [alias in view._non_atomic_requests for alias in ("other", "default", "third")] == [True, True, False]
+
 
 def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
     """A view that is called directly, as in a unit test, passes through."""
