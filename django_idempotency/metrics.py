@@ -42,24 +42,15 @@ __all__ = ["KeyCollector", "install"]
 
 STATES = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
-    "in_doubt": (
-        IN_DOUBT.condition,
-        "Keys without a worker that have a step in doubt: it is not known whether the step had an effect.",
-    ),
-    "half_done": (
-        HALF_DONE.condition,
-        "Keys without a worker that have a finished call, but whose operation is not finished.",
-    ),
+    "in_doubt": (IN_DOUBT.condition, "Keys without a worker. It is not known whether a step had an effect."),
+    "half_done": (HALF_DONE.condition, "Keys without a worker. A call is finished, but the operation is not."),
     "stuck": (STUCK.condition, "Keys whose lease is over, and whose work has made no external call."),
 }
 """A stuck key with a call is in doubt or half done. The gauge "stuck" leaves it out, as those states are more urgent.
 """
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
-    **{
-        f"oldest_{name}_seconds": "Seconds since the claim of the oldest key in this state. 0 if there is none."
-        for name in STATES
-    },
+    **{f"oldest_{name}_seconds": "Seconds since the claim of the oldest key with this state." for name in STATES},
     "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode.",
     "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest transaction that holds keys. 0 if there "
     "is none. Missing if the scrape uses another database role than the application, without pg_read_all_stats.",
