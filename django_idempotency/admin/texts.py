@@ -80,8 +80,8 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
 
 
 def readable_response(row: IdempotencyKey) -> str:
-    """Return the stored response (status, headers and body) as a text. If the response cannot be read, say so in the
-    text.
+    """Return the stored response (status, headers and body) as a text. If the page cannot show the response, the text
+    says why.
     """
     try:
         kept = unseal_response(row, row)
@@ -106,17 +106,17 @@ def cut(text: bytes) -> str:
     """Return the beginning of a text.
 
     The function does not indent JSON, because the function would have to parse the JSON first. Parsing could change a
-    number. If an object has the same name twice, parsing would remove one value.
+    number. If a JSON object has the same name twice, parsing would remove one value.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """Return JSON text in UTF-8. A lone surrogate becomes an escape sequence, such as "\\ud800"."""
+    """Return JSON text in UTF-8. A surrogate character becomes an escape sequence, such as "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 
 def encodable(text: str) -> str:
-    """Replace each lone surrogate with an escape sequence, because UTF-8 cannot encode a surrogate."""
+    """Replace each surrogate character with an escape sequence, because UTF-8 cannot encode a surrogate character."""
     return as_utf8(text).decode()

@@ -45,7 +45,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
     The IETF draft about the `Idempotency-Key` header asks a server to publish rules for its keys (sections 2.2, 2.3 and
-    2.5.2). The text does not list an unprotected endpoint for which `allowed` returns True.
+    2.5.2). The Markdown text does not list an unprotected endpoint for which `allowed` returns True.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
@@ -74,7 +74,6 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-    """Return a route in a form that is easy to read for clients. For example, `^orders/(?P<pk>[^/.]+)/$` becomes
-    `/orders/<pk>/`.
+    """Return a route as a path that is easy to read. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`.
     """
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

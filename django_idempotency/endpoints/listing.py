@@ -98,8 +98,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the route and the callback of each URL, in the order of the URLconf. `ResolverMatch` has equal values."""
     for pattern in resolver.url_patterns:
-        # The route must be equal to `request.resolver_match.route`, so Django also joins the parts of a route in this
-        # way.
+        # Django joins the parts of a route in the same way for `request.resolver_match.route`.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -200,8 +199,7 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 def misplaced(callback: Any) -> Iterator[str]:
     """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
 
-    This function does not check `IdempotencyMixin`, because `as_view()` of the mixin checks the decorators of the
-    handlers.
+    This function does not check a handler that `IdempotencyMixin` protects, because `as_view()` checks such a handler.
     """
     if (cls := _view_class(callback)) is None:
         return
