@@ -1,4 +1,4 @@
-"""This package has the admin pages for idempotency keys. The autodiscovery of Django's admin imports this package."""
+"""This package has the admin pages for idempotency keys. Django's admin imports this package automatically."""
 
 from .model_admin import IdempotencyKeyAdmin
 

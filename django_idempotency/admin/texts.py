@@ -36,7 +36,7 @@ def badge(state: str) -> SafeString:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time as a text with seconds and time zone, and add the same time in UTC.
+    """Return a text that contains a time in the local time zone, and the same time in UTC.
 
     The time in UTC is useful because the logs of other services often have times in UTC.
     """
@@ -75,12 +75,14 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
         return str(ENCRYPTED)
     try:
         return unseal(row, column, stored, *step) or ""
-    except NotDecryptable as error:  # the page shows the error, and the rest of the page is shown as usual
+    except NotDecryptable as error:  # the page shows the text of this error instead
         return str(error)
 
 
 def readable_response(row: IdempotencyKey) -> str:
-    """Return the stored status, headers and body, or a sentence that says why the page cannot show the response."""
+    """Return the stored response (status, headers and body) as a text. If the page cannot show the response, the text
+    says why.
+    """
     try:
         kept = unseal_response(row, row)
         fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
@@ -104,17 +106,17 @@ def cut(text: bytes) -> str:
     """Return the beginning of a text.
 
     The function does not indent JSON, because the function would have to parse the JSON first. Parsing could change a
-    number or remove a repeated name.
+    number. If a JSON object has the same name twice, parsing would remove one value.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """Return JSON text in UTF-8. A single surrogate (half of a pair) becomes an escape, such as "\\ud800"."""
+    """Return JSON text in UTF-8. A surrogate character becomes an escape sequence, such as "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 
 def encodable(text: str) -> str:
-    """Replace each single surrogate (half of a pair) with an escape, because UTF-8 cannot encode a surrogate."""
+    """Replace each surrogate character with an escape sequence, because UTF-8 cannot encode a surrogate character."""
     return as_utf8(text).decode()

@@ -44,9 +44,8 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
-    The IETF draft about the `Idempotency-Key` header asks a server to publish a specification of its keys (sections
-    2.2, 2.3 and 2.5.2). If `allowed` returns True for an unprotected endpoint, the Markdown text leaves this endpoint
-    out.
+    The IETF draft about the `Idempotency-Key` header asks a server to publish rules for its keys (sections 2.2, 2.3 and
+    2.5.2). The Markdown text does not list an unprotected endpoint for which `allowed` returns True.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
@@ -75,5 +74,6 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-    """Return a route as clients can read it. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
+    """Return a route as a path that is easy to read. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`.
+    """
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

@@ -37,7 +37,7 @@ ANY = "ANY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One unsafe HTTP method of one route.
+    """An `Endpoint` object describes one unsafe HTTP method of one route.
 
     Attributes:
         method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.
@@ -98,7 +98,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the route and the callback of each URL, in the order of the URLconf. `ResolverMatch` has equal values."""
     for pattern in resolver.url_patterns:
-        # The next two lines join the parts of a route as Django joins them for `request.resolver_match.route`.
+        # Django joins the parts of a route in the same way for `request.resolver_match.route`.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -108,7 +108,7 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """An `Answers` object tells which view answers an HTTP method of a route, and which declaration protects this view.
+    """An `Answers` object contains the view that answers an HTTP method, and the declaration that protects this view.
 
     `method` is the HTTP method, or None if the view does not declare its methods.
     `view` is the dotted name of the view.
@@ -133,7 +133,7 @@ class Answers(NamedTuple):
     def options_for(self, method: str) -> Idempotency | None:
         """Return the resolved options, or None if nothing protects the method.
 
-        This method raises `IdempotencyConfigurationError` if the options cannot work.
+        This method raises `IdempotencyConfigurationError` if the options contradict each other.
         """
         return None if self.declaration is None else self.declaration.options_for(method)
 
@@ -165,7 +165,7 @@ def of_handler(
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # The decorator @api_view has made the class `cls` from a function, and `cls` has the name of this function.
+        # The decorator @api_view makes the class `cls` from a function, and gives the function's name to the class.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
@@ -183,9 +183,9 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` object for each unsafe method that the function's decorator `require_http_methods` allows.
+    """Yield the `Answers` objects of a function-based view, one for each unsafe method in `require_http_methods`.
 
-    If the function does not have `require_http_methods`, yield one `Answers` object without a method.
+    If the view has no decorator `require_http_methods`, yield one `Answers` object whose `method` is None.
     """
     view, declaration = dotted_name(callback), declaration_of(callback)
     # The decorator `require_http_methods` keeps its list of methods in a closure.
@@ -199,8 +199,7 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 def misplaced(callback: Any) -> Iterator[str]:
     """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
 
-    In a class with `IdempotencyMixin`, `as_view()` itself refuses a handler with a decorator that possibly checks the
-    caller.
+    This function does not check a handler that `IdempotencyMixin` protects, because `as_view()` checks such a handler.
     """
     if (cls := _view_class(callback)) is None:
         return

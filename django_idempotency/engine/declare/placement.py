@@ -1,8 +1,8 @@
 """Find uses of the decorator `idempotent` in wrong places, and raise errors.
 
 The decorator `idempotent` must stand below all code that decides who the caller is, for example below `login_required`.
-If `idempotent` stands in a wrong place, a replay can send a response to the wrong caller, or to a caller whose token
-has been revoked.
+If `idempotent` stands in a wrong place, a replay can send a response to the wrong caller. A replay can also send a
+response to a caller whose token has been revoked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Raise an error if `idempotent` decorates an object that is not a view, or if it stands in a wrong place.
+    """Raise an error if `idempotent` decorates an object that is not a view, or if `idempotent` stands in a wrong
+    place.
 
     `refuse_view` is called when the decorator is applied.
     """
@@ -62,10 +63,8 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Look below `idempotent` for code that can decide who the caller is, and return a text about this code.
-
-    The returned text is about an operation of Django Ninja, a view class, or a different decorator. Return None if
-    there is no such code.
+    """Look below `idempotent` for code that can decide who the caller is. Return a text that names this code, or None
+    if there is no such code. The code can be an operation of Django Ninja, a view class, or a different decorator.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -75,28 +74,29 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Set a hook on a protected Django view, so that Django Ninja cannot make an operation from this view.
+    """Set a hook on a protected Django view. Because of the hook, Django Ninja cannot make an operation from this view.
 
-    Django Ninja calls the hook when it makes an operation from the view, and the hook raises an error.
+    If Django Ninja tries to make an operation from the view, Django Ninja calls the hook, and the hook raises an error.
     """
-    # This code does not import Django Ninja, because many projects do not use Django Ninja. If the unprotected view has
-    # a list of hooks, the protected view has the same list, because `wraps()` copies only a reference. So this code
-    # makes a new list.
+    # This code does not import Django Ninja, because many projects do not use Django Ninja. This code makes a new list
+    # of hooks, because the unprotected view must keep its own list. The function `wraps()` copies only a reference, so
+    # both views can have the same list object.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Raise an error if a request shows that `idempotent` stands in one of two wrong places.
+    """Check two places during a request, and raise an error if `idempotent` stands in a wrong place.
 
-    The first wrong place is an operation of Django Ninja. The second wrong place is a `dispatch` method, see
-    `misplaced_dispatch`.
+    On an operation of Django Ninja, `idempotent` is always wrong. On a `dispatch` method, `idempotent` can be wrong,
+    see `misplaced_dispatch`.
     """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # Usually `view` is a method of a view class, and the first argument is the instance of this class. But with
-        # `method_decorator`, `view` is a partial of a bound method, and the instance is the `__self__` of this method.
+        # Usually `view` is a method of a view class, and the first argument is the view instance. But with
+        # `method_decorator`, `view` is a `partial` object around a bound method, and `__self__` of this method is the
+        # view instance.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -125,8 +125,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Look below a protected `dispatch` for code that can decide who the caller is, and return a text about this code.
-    Return None if there is no such code.
+    """Look below a protected `dispatch` for code that can decide who the caller is. Return a text that names this code,
+    or None if there is no such code.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -144,7 +144,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
     # A `dispatch` method of the project runs before the handlers, and can check the caller. If the class has no
-    # handlers, the last `dispatch` of the project answers the request. So the last `dispatch` is not a check.
+    # handlers, the last `dispatch` of the project answers the request. So this code does not treat the last `dispatch`
+    # as a check of the caller.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -171,9 +172,8 @@ def refuse_handler(handler: Any) -> None:
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Look for a decorator that can decide who the caller is, and return a text about this decorator.
-
-    The text also tells how to correct the code. Return None if the function has no such decorator.
+    """Look for a decorator that can decide who the caller is. Return a text that names this decorator and tells how to
+    correct the code. Return None if the function has no such decorator.
     """
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:

@@ -7,8 +7,8 @@ In atomic mode, one COMMIT stores a claim and its result. So a committed row of 
 progress. But if the work ends its own transaction and is then interrupted, the row stays in progress. For example, the
 work ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript` on SQLite. Everything that the
 work wrote before this COMMIT stays in the database, so a retry must not run the work again. For such a row, the outcome
-of a retry is `InDoubt` and not `Conflicted`. The answer for `Conflicted` asks the client to retry later, and here the
-client would retry for ever. A person has to look at the data.
+of a retry is `InDoubt`, and a person has to look at the data. The outcome is not `Conflicted`, because the client would
+then retry for ever.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The row and the request have equal hashes, but the caller, the operation or the key is different. So the
-        # request is refused, and its answer contains nothing from this row.
+        # Two different keys can have equal hashes, so this row belongs to a different key. The request is refused, and
+        # the answer contains nothing from this row.
         return outcomes.Mismatched()
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()
@@ -101,7 +101,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
 def resumed(
     stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
 ) -> outcomes.Claimed | outcomes.InDoubt:
-    """Return the outcome for a request after an attempt that failed or was abandoned. The store has locked the row.
+    """Return the outcome of a request whose key has failed or is abandoned. The store has locked the row.
 
     Args:
         stored: the row.
@@ -110,8 +110,8 @@ def resumed(
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # This outcome does not change the attempt number of the row. So if the worker of the last attempt is still
-        # alive, this worker can store the result of its call.
+        # The outcome `InDoubt` does not change the attempt number of the row. So the worker of the last attempt, if it
+        # is still alive, can store the result of its call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

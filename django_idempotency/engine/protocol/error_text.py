@@ -41,7 +41,7 @@ def without_controls(text: str) -> str:
 
     Without the escape, a control character could change what a terminal shows.
 
-    The function also escapes NUL and single surrogates. No database stores a single surrogate, and PostgreSQL stores no
-    NUL.
+    The function also escapes NUL and surrogate characters. No database stores a surrogate character, and PostgreSQL
+    stores no NUL.
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

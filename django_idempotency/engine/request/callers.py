@@ -1,5 +1,5 @@
-"""This module makes the scope, a text that identifies the caller of a request. The scope separates the keys and
-responses of one caller from the keys and responses of all other callers.
+"""This module makes the scope of a request. The scope is a text that identifies the caller. Because each caller has a
+different scope, a caller never gets the response of a different caller.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
     """Return the scope of the caller of this request.
 
-    This function reads `request.user`, and the project's code for `request.user` can run queries.
+    This function reads `request.user`, and Django or the project can then run queries to load the user.
 
     Args:
         request: the request that option callables get.
@@ -110,8 +110,8 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
 
 
 def _token_scope(token: Model) -> str:
-    """Return the scope for an OAuth 2 access token, without a query. The scope contains the client of the token, or the
-    user of the token, or both.
+    """Return the scope for an OAuth 2 access token. No query runs. The scope contains the client of the token, the user
+    of the token, or both.
 
     The scope does not contain the primary key of the token, because a client sometimes gets a new token before a retry.
 
@@ -128,8 +128,8 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """Return a text that identifies the OAuth client which acts for the user, or None if there is no client. Two
-    clients of the same user are two different callers.
+    """Return a text that identifies the OAuth client that acts for the user. If no OAuth client acts for the user,
+    return None. Two clients of the same user are two different callers.
     """
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
@@ -189,10 +189,10 @@ def scope_of_user(user: Any) -> str:
 
 
 def acting_for(account: str) -> str:
-    """Return the prefix of the scopes of all OAuth clients that act for an account. No scope of a different account
-    begins with this prefix.
+    """Return a prefix for scopes. If an OAuth client acts for this account, the scope of the client begins with this
+    prefix. No scope of a different account begins with this prefix.
 
-    With the database index on the column `scope`, a query can find all scopes that begin with this prefix.
+    The column `scope` has an index, so a query can find all scopes that begin with this prefix.
     """
     return f"for:{quote(account, safe=':/.@')}+"
 
@@ -201,12 +201,12 @@ def _place(model: Any, row: Model) -> str:
     """Return a text that contains the model of a row. If the row is not in the default database, the text also contains
     the database alias.
 
-    The alias is needed because two people in two databases can have the same primary key.
+    The alias is needed because users in different databases can have the same primary key.
     """
     # A proxy model and its concrete model have the same rows. So an account must get the same scope with both models.
     label: str = model._meta.concrete_model._meta.label
-    # The scope uses the database alias to which the row is written. Perhaps this row was read from a replica, and a
-    # retry can read the row from a different replica.
+    # The scope contains the database alias for writes. The alias for reads can be a replica, and a retry can read from
+    # a different replica.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
@@ -231,8 +231,8 @@ def _credential(request: Any) -> str | None:
         return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
-    # The scope uses the session cookie that the client sent, and not the key of `request.session`. If the first
-    # response sets a new cookie but is lost, the retry sends the old cookie again.
+    # The scope uses the session cookie that the client sent, and not the key of `request.session`. The first response
+    # can set a new cookie and can be lost. Then the retry sends the old cookie again.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if not session:
         return None
@@ -260,8 +260,8 @@ def _form_secret(request: Any) -> str | None:
     request.
 
     A browser gets the CSRF secret before it sends its first form, and keeps the secret. But the browser often gets the
-    session cookie only with the first answer. If the session cookie were the scope, a second click in the same browser
-    would look like a different caller.
+    session cookie only with the first answer. So if the scope used the session cookie, a second click in the same
+    browser would look like a different caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None

@@ -1,7 +1,7 @@
 """This module has the error answers of the package, in the format of RFC 9457 (problem details). Each error has its own
 function.
 
-If section 2.7 of the IETF draft about `Idempotency-Key` has a title for an error, the package uses this title. Titles
+Section 2.7 of the IETF draft about `Idempotency-Key` has titles for some errors. The package uses these titles. Titles
 are never translated, but details are translated.
 """
 
@@ -52,8 +52,8 @@ class Problem:
 
 
 class Refused(Exception):
-    """This exception means that the package cannot identify the caller, or cannot use the body of the request. The
-    package then claims no key.
+    """This exception means that the package refuses a request before the claim. The reason is that the package cannot
+    identify the caller, or that the package cannot use the body of the request.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -75,7 +75,7 @@ def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Pro
             text = _("The header %(similar)s was sent, which has another name.")
             detail = f"{detail} {text % {'similar': similar[0]}}"
     elif (source := getattr(options.key, "source", None)) is not None:
-        # The `source` of a `KeyReader` is a text that tells where in the request the key must be.
+        # The attribute `source` of a `KeyReader` names the part of the request that must contain the key.
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": source}
     else:
         detail = _("This operation needs an idempotency key.")
@@ -165,7 +165,7 @@ def store_busy() -> Problem:
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
-    """Return the error for a request whose claim was refused, or for an exception that `run_once` has raised."""
+    """Return the error for an outcome that refuses a request, or for an exception of `run_once`."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():
             problem = already_used(options)
@@ -205,8 +205,8 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
 def respond(request: HttpRequest, problem: Problem) -> Any:
     """Return the response for a problem.
 
-    If the project has a format of its own for errors, the response has this format. If the project has no format of its
-    own for errors, a browser gets a page, and a program gets JSON.
+    If the project has set `ERROR_RESPONSE`, the callable in this setting makes the response. In all other projects, a
+    browser gets an HTML page, and a program gets JSON.
     """
     conf = get_settings()
     if conf.error_response is not None:
@@ -226,9 +226,9 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
 
     Return None if the client is a program, or if the project does not use Django templates.
 
-    The page has a button that sends the form again with the same key. The page does not reload itself, because a reload
-    would send a GET. The answer to a GET would be an empty form with a new key. A customer would fill in the empty
-    form, and order the same goods a second time.
+    The page has a button that sends the form again with the same key. The page does not reload itself, because an
+    automatic reload would send a GET request. The answer to this GET request would be an empty form with a new key. A
+    customer would fill in the empty form, and order the same goods a second time.
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None

@@ -48,7 +48,7 @@ def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
 
     The response must be a rendered response or a streaming response.
 
-    If a response is too large, or is a streaming response, only the status and the `Location` header are stored. With
+    Of a streaming response or a response that is too large, only the status and the `Location` header are stored. With
     `store_body=False`, only the status is stored, because the `Location` header can contain a secret. For example, the
     secret is an OAuth code or a link to reset a password.
     """
@@ -71,7 +71,7 @@ def _headers(response: HttpResponseBase) -> Headers:
             kept.append((name, value))
         elif lower == "connection":
             connection = value.lower()
-    if connection:  # this header names other headers that must not be stored
+    if connection:  # the header `Connection` lists other headers that must not be stored
         named = {name.strip() for name in connection.split(",")}
         kept = [(name, value) for name, value in kept if name.lower() not in named]
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
@@ -88,7 +88,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     reason = headers.pop(REASON, None)
     response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
     if len(response.headers) > len(headers):
-        del response.headers["Content-Type"]  # no type is stored, so Django has added a default type
+        del response.headers["Content-Type"]  # no content type is stored, so Django has added a default
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
             response.cookies.load(value)
