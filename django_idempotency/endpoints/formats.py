@@ -74,6 +74,5 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-    """Return a route as a path that is easy to read. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`.
-    """
+    """Return a route as a readable path. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")
