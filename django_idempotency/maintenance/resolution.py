@@ -42,7 +42,7 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry, which repeats the steps in doubt. A repeated call gets the same derived key.
+    """Allow the next retry, which repeats steps in doubt. A repeated call gets the same derived key.
 
     A step in doubt can run twice. To prevent this, first make sure that the step did not happen, and that the worker of
     the step is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
