@@ -1,5 +1,5 @@
-"""This module has the two tables. The key table has one row for each key of each caller and operation. The step table
-has one row for each step of a leased operation.
+"""This module has the two tables. In the key table, each row belongs to one key, one caller and one operation. The step
+table has one row for each step of a leased operation.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class IdempotencyKey(models.Model):
     # first. The module `maintenance.decisions` reads and writes this list.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # Almost every change of the row sets `updated_at`, for example a claim, a renewed lease or a person's decision. A
-    # person's decision is refused if `updated_at` has changed after the person has seen the key.
+    # Almost every change of the row sets `updated_at`, for example a claim, a renewed lease or a person's decision. If
+    # `updated_at` has changed since a person read the key, the decision of this person is refused.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -82,7 +82,8 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             # The index on `scope` is used when all data of one caller are deleted.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
-            # If the view has not called `refer_to`, the completion of an atomic key changes no index on PostgreSQL.
+            # In atomic mode, the completion of a key changes no index on PostgreSQL. But after a call of `refer_to`,
+            # the completion changes the index on `resource_id`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             IndexWhereSet(  # each failed key has a text in `last_error`
                 fields=["created_at"],
@@ -100,14 +101,14 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """Return the operation and the reference of the key. The text does not contain the key itself, because a key
-        can be secret, and the admin's log keeps this text for ever.
+        """Return the operation and the reference of the key. The text does not contain the key itself. A key can be
+        secret, and the admin's log keeps this text for ever.
         """
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again from the database from which it was read before. Without this method, a router could
-        choose a replica.
+        """Read the row again, and use the same database as for the first read. Without this method, a database router
+        could choose a replica.
 
         Django also calls this method to read a deferred field.
         """
@@ -135,9 +136,9 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # The foreign key `key` has no constraint in the database. With a constraint, the database would search for steps of
-    # each deleted key, although keys of atomic mode have no steps. The foreign key needs no separate index, because the
-    # index of the unique constraint begins with the same column.
+    # The foreign key `key` has no constraint in the database. With a constraint, the database would search for steps at
+    # each DELETE of a key. This search would be useless for keys of atomic mode, because these keys have no steps. The
+    # foreign key needs no separate index, because the index of the unique constraint begins with the same column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
@@ -155,7 +156,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()  # only the page of a key shows steps, so steps need no permissions of their own
+        default_permissions = ()  # steps need no permissions, because only the page of a key shows steps
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
         indexes = [
             IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),

@@ -37,7 +37,7 @@ ANY = "ANY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An `Endpoint` object describes one unsafe HTTP method of one route.
+    """An `Endpoint` describes one unsafe HTTP method of a route.
 
     Attributes:
         method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.

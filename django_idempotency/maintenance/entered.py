@@ -38,7 +38,7 @@ def answer_of(status: int, content_type: str, body: str) -> Snapshot:
 def result_of(
     value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
-    """Return the result of a step from the JSON that a person has entered.
+    """Return the step result that a person has entered as JSON.
 
     Args:
         value: the value that `json_value` has returned. An object with a model and a primary key stands for that row.
@@ -92,8 +92,8 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # A retry will read the row from the same alias as this check. So the default is the write alias, and not a
-        # replica.
+        # Without `using`, this check reads the row from the database alias for writes, and not from a replica. A retry
+        # will read the row from the same alias.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

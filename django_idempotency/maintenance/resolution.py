@@ -3,11 +3,11 @@
 The admin calls the functions of this module. Your own code can also call `release_for_retry`, `record_outcome`,
 `close_with` and `resolve_all`.
 
-A decision is refused if the row has changed after the person has read the row. A decision runs in one transaction. If
-an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision is
-possible if the key is failed, if the key's lease is over, or if the key is in progress without a lease. The database's
-clock decides whether a lease is over. A decision changes the row. If an old worker goes on after the decision, the
-fence stops this worker.
+If the row has changed since the person read the row, the decision is refused. A decision runs in one transaction. If an
+outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision is
+possible in three cases: the key has failed, the lease of the key is over, or the key is in progress without a lease.
+The database's clock decides whether a lease is over. A decision changes the row. If an old worker goes on after the
+decision, the fence stops this worker.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Let the next retry run. The retry repeats the steps in doubt. A repeated call gets the same derived key.
+    """Allow the next retry, which repeats steps in doubt. A repeated call gets the same derived key.
 
-    If the steps in doubt must not run twice, first make sure that the steps did not happen and that their worker is
-    dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo the writes
-    that the work has committed. A step with a result keeps the result. The function runs in one transaction. If an
-    outer `atomic()` block is open, the function runs in a savepoint.
+    A step in doubt can run twice. To prevent this, first make sure that the step did not happen, and that the worker of
+    the step is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
+    the writes that the work has committed. The retry does not repeat a step that has a stored result. The function runs
+    in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -70,9 +70,9 @@ def record_outcome(
 ) -> None:
     """Store the result that a person has found for a step in doubt. The next retry continues after this step.
 
-    The person finds the result, for example, in the records of the called service. Use this function again to correct a
-    recorded result, but only until the key is completed. The trail of decisions keeps the replaced result. The function
-    runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    The person finds the result, for example, in the records of the called service. To correct a recorded result, call
+    this function again before the key is completed. The trail of decisions keeps the old result. The function runs in
+    one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -89,9 +89,9 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # The names of steps are compared in Python. Some databases ignore differences in capital letters, in accents,
-        # and in spaces at the end of a name. But an encrypted result can be decrypted only with the exact name of its
-        # step.
+        # The names of steps are compared in Python. In some databases, two names are equal if only capital letters,
+        # accents or spaces at the end are different. But an encrypted result can be decrypted only with the exact name
+        # of its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -147,8 +147,9 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Apply one decision to all given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    A key is refused if the key has changed after its row was read. If `keys` is a queryset that was evaluated already,
-    the queryset is not evaluated again. So if you list a queryset first, the decision is about exactly the listed keys.
+    If a key has changed since its row was read, the decision about this key is refused. If `keys` is a queryset that
+    was evaluated already, the queryset is not evaluated again. So you can first list the keys of a queryset, and then
+    decide about exactly the listed keys.
 
     Each key is resolved in its own transaction. If an outer `atomic()` block is open, each key is resolved in its own
     savepoint. If an error ends the function, the earlier decisions are kept.
@@ -199,9 +200,9 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     """Store the decision in the key's row. Add the decision and a copy of the steps in doubt to the trail.
 
-    After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` after a
-    decision. If the key already expires later, for example because of a longer `ttl` of the view, its expiry does not
-    change. So a retry still finds the key.
+    After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` from the
+    decision on, so that a retry still finds the key. If the key already has a later expiry, for example because the
+    view has a longer `ttl`, the expiry does not change.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {

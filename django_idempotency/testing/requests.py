@@ -29,8 +29,8 @@ START_TIMEOUT = 60
 class Reply:
     """A `Reply` is a response of the endpoint under test.
 
-    `replayed` is True or False, as the header `Idempotency-Replayed` tells. If the response has no such header,
-    `replayed` is None.
+    `replayed` is True if the header `Idempotency-Replayed` has the value "true", and False if the value is "false". If
+    the response has no such header, `replayed` is None.
     """
 
     def __init__(self, response: Any) -> None:
@@ -43,7 +43,8 @@ class Reply:
     def is_conflict(self) -> bool:
         """Return whether the response tells that the first request is still running.
 
-        Such a response has the status 409 or 429, or the status 202 with the state of the first request as JSON.
+        Such a response has the status 409, 429 or 202. With the status 202, the body contains the state of the first
+        request as JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -51,7 +52,7 @@ class Reply:
 
     @property
     def is_mismatch(self) -> bool:
-        """Return whether the response is this package's error for a key that an earlier, different request has used."""
+        """Return whether the response is the error for a key that was already used for a different request."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
     def _json_field(self, name: str) -> Any:
@@ -74,7 +75,7 @@ class Reply:
 class Request:
     """A test can send a `Request` many times, with the same key or with different keys.
 
-    `with_key` is a function that gets a key, and returns the arguments of `client.post` that contain this key. If
+    The function `with_key` gets a key, and returns arguments for `client.post`. These arguments contain the key. If
     `alters_body` is True, the body is changed before the request is sent. For example, the body gets one more field.
     """
 
@@ -103,7 +104,8 @@ class Request:
     def _body(self, carried: Any) -> Any:
         """Return the body of the request.
 
-        `carried` is the data that contains the key. `carried` can be some fields of the body, or the whole body.
+        `carried` is the part of the body that contains the key. This part is a dict with some fields, or the whole
+        body.
         """
         data = copy.deepcopy(self.data)  # each request needs its own copy, because a client reads a file to its end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
@@ -152,11 +154,11 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
     If `client` is not an instance of `django.test.Client`, `client` itself is returned.
 
-    A retry must send the same cookies as the first request. A retry must not send cookies that the first response has
-    set, because a client that retries has not received this response.
+    A retry must send the same cookies as the first request. A retry must not send the cookies that the first response
+    has set. A real client sends a retry because the first response was lost.
 
-    If `raises` is False, the copy does not raise the exceptions of views. A copy with `raises=True` would also raise
-    exceptions of requests that other threads of this process have sent.
+    If `raises` is False, the copy does not raise the exceptions of views. If `raises` were True, the copy would also
+    raise the exceptions of requests in other threads.
     """
     if not isinstance(client, Client):
         return client

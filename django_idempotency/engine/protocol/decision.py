@@ -84,8 +84,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # Two different keys can have equal hashes, so this row belongs to a different key. The request is refused, and
-        # the answer contains nothing from this row.
+        # This row has the same hashes as the request, but a different caller, operation or key. So the request is
+        # refused, and the answer contains nothing from this row.
         return outcomes.Mismatched()
     if stored.expired:
         return outcomes.TooOld() if wanted.known_only else TakeOver()
@@ -110,8 +110,8 @@ def resumed(
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # The outcome `InDoubt` does not change the attempt number of the row. So the worker of the last attempt, if it
-        # is still alive, can store the result of its call.
+        # The outcome `InDoubt` does not change the attempt number of the row. If the worker of the last attempt is
+        # still alive, the unchanged number allows this worker to store the result of its call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

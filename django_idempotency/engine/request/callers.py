@@ -1,5 +1,5 @@
-"""This module makes the scope of a request. The scope is a text that identifies the caller. Because each caller has a
-different scope, a caller never gets the response of a different caller.
+"""This module makes the scope of a request. The scope is a text that identifies the caller. Two callers with different
+scopes never share a key or a response.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""On PostgreSQL, an advisory lock shows that a request with the key is running now, so a duplicate does not wait.
+"""On PostgreSQL, an advisory lock shows whether a request with the same key is running.
 
-The transaction of the running view has the advisory lock on `scope_hash`. A duplicate tries to take this lock first, so
-the duplicate never waits for the row. A unique constraint makes sure that the table has each key only once.
+The transaction of the running view has the advisory lock on `scope_hash`. A duplicate first tries to take this lock. If
+the duplicate does not get the lock, the store returns `Conflicted` and does not wait for the row. A unique constraint
+makes sure that the table has each key only once.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
-# Note [Which advisory locks are ours] The number of this package's advisory lock is a hash, so another application can
-# use the same number. But a claim also writes to the key table, so the transaction of the claim has a lock on this
-# table until the transaction ends. So `RUNNING_SQL` returns a transaction only if the transaction has an advisory lock
-# and has also written to the key table. A claim could send one more statement to mark the advisory lock as ours, but
-# the statement would make every request slower.
+# Note [Which advisory locks are ours] The number of this package's advisory lock is a hash, so a different application
+# can use the same number. But each claim also writes to the key table, and then has a lock on this table until the
+# transaction ends. `RUNNING_SQL` returns only transactions that have an advisory lock and also a lock on the key table.
+# An additional statement could mark the advisory lock as a lock of this package, but would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -55,9 +55,8 @@ RUNNING_SQL = (
 
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-    # The codes lock_not_available and query_canceled mean that a claim has reached the project's own lock_timeout or
-    # statement_timeout. A claim reaches such a timeout when another transaction, such as a migration or VACUUM FULL,
-    # has locked the table.
+    # The codes lock_not_available and query_canceled mean that a claim has waited longer than the project's
+    # lock_timeout or statement_timeout. For example, a migration or VACUUM FULL has locked the table.
     busy = frozenset({"55P03", "57014"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
@@ -78,9 +77,9 @@ class PostgreSQLStore(Store):
 
         A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 
-        The method returns None if the key has failed, or if this claim must take over or resume the key. The method
-        also returns None if another transaction has stored or deleted the row a moment ago. When the method returns
-        None, no transaction is open any more.
+        The method returns None if the key has failed, is abandoned or has expired. The method also returns None if
+        another transaction has stored or deleted the row a moment ago. When the method returns None, no transaction is
+        open any more.
         """
         claim, *others = self._statements.values()
         try:
@@ -104,8 +103,9 @@ class PostgreSQLStore(Store):
             messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
             # The statement divides 1 by the number of rows that it has written. So if the claim is lost, the statement
-            # fails with a division by zero. A deferred trigger can also divide by zero, but only at the COMMIT. After a
-            # failed COMMIT, the transaction is over, so the transaction's status is not IN_ERROR.
+            # fails with a division by zero. A deferred trigger can also divide by zero, but only during COMMIT. A
+            # failed COMMIT ends the transaction. So the status IN_ERROR shows that the statement has failed, and not
+            # COMMIT.
             raw: Any = connection.connection
             if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error
@@ -133,8 +133,8 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # If the view has sent COMMIT itself, the table has the row of the claim, and `complete` will find this row. So
-        # the method returns True only if the table does not have the row of the claim.
+        # A view can send COMMIT itself. Then the row of the claim is in the table, and `complete` can store the
+        # response in this row. So in this case, the method returns False.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -155,7 +155,8 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # Sometimes Django has not noticed an error, but the server refuses all further statements of the transaction.
+        # Sometimes the server refuses all further statements of the transaction, although Django has not noticed an
+        # error.
         raw: Any = connection.connection
         status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
         return bool(status == IN_ERROR or connection.needs_rollback or connection.closed_in_transaction)
@@ -165,15 +166,15 @@ class PostgreSQLStore(Store):
         """Return a statement that reads the row of a key. If the key is not stored, the statement takes the advisory
         lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
-        If a row was inserted, the statement returns its id. If the key is stored already, the statement returns NULL
-        and two values: a JSON list of the columns without the body, and the body. In all other cases, the statement
-        returns no row.
+        If a row was inserted, the statement returns the id of the new row. If the key is stored already, the statement
+        returns three values: NULL, a JSON list of all columns except the body, and the body. In all other cases, the
+        statement returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
             row[k[name]] += f"::{CASTS.get(name, 'text')}"
-        # In this statement, only a completed key can be expired, so the statement does not read steps. If a key has
+        # This statement does not read steps, so the statement treats only a completed key as expired. If a key has
         # failed, `_known` returns None, and the claim uses other statements.
         stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
         body = stored.pop("body")
@@ -190,7 +191,8 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _read_sql(self) -> str:
-        """Return a SELECT that reads the row of a key, and that takes the advisory lock if the key can be claimed.
+        """Return a SELECT that reads the row of a key. If the key can be claimed, the SELECT also takes the advisory
+        lock.
 
         The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the snapshot
         of the SELECT is older than the lock. An older snapshot does not show a key that another transaction has stored
@@ -246,7 +248,8 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
 
 
 class CitusStore(PostgreSQLStore):
-    """This store works on PostgreSQL with the Citus extension, where each tenant has a schema on one of several nodes.
+    """This store works on PostgreSQL with the Citus extension. Citus has several nodes, and each tenant has a schema on
+    one node.
 
     The row of a key is on the same node as the tenant's other rows, so Citus commits all these rows together in one
     phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this class is a "router

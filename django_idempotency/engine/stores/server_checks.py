@@ -1,6 +1,6 @@
 """This module checks the set-up of the database server.
 
-With a correct set-up, a claim and the business write commit together or roll back together.
+With a correct set-up, a claim and the business write are committed together, or are rolled back together.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def check_engines(connection: Any) -> Iterator[CheckMessage]:
     """Check the storage engines of the package's tables and of the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
-        # For a table that does not exist yet, Django returns the server's default engine. This check runs before
-        # `migrate`, and `migrate` creates the missing table in this engine.
+        # For a missing table, `get_storage_engine` returns the default engine of the database server. The command
+        # `migrate` runs this check, and then creates the missing table in the default engine.
         engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
@@ -119,7 +119,8 @@ the schema of a tenant."""
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """On Citus, check where the package's tables are stored.
 
-    In a wrong place, the business write can be committed without its key, and then a retry writes again.
+    If a table is stored in a wrong place, the business write can be committed without its key. Then a retry writes a
+    second time.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:

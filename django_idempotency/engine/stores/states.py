@@ -1,21 +1,23 @@
-"""The states of a key. Each state has a name, advice for people, and a rule that tells which keys have this state.
+"""This module defines the states of a key. Each state has a name, advice for people, and a rule that tells which keys
+have this state.
 
 A key can have several states at once, for example "failed" and "in doubt". The dict `STATES` begins with the worst
-state, and a key is shown with its first state in this dict. The rule of a state has two forms. The first form is a
-condition for a query, which uses the database's clock. The second form is a function for a row that was read already.
+state. If a key has several states, the worst of these states is shown. The rule of a state has two forms. The first
+form is a condition for a query, which uses the database's clock. The second form is a function for a row that was read
+already.
 
 # Note [Which index finds a state]
 Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these partial indexes are
-`locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. The condition of a state begins with the
-condition of its index, so that the database can use the index. Every failed key has an error, so a condition on
-`last_error` finds all failed keys. On PostgreSQL, no index has a condition on `status`. With such an index, PostgreSQL
-could not use a HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
+`locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. A database uses a partial index if the
+query contains the condition of the index. So the condition of a state begins with the condition of its index. Every
+failed key has an error, so a condition on `last_error` finds all failed keys. On PostgreSQL, no index has a condition
+on `status`. With such an index, PostgreSQL could not use a HOT update when a key is completed. A HOT update is fast,
+because this UPDATE changes no index.
 
 Committed claims without a lease have no partial index, because every completion would change this index. The query for
 committed claims without a lease uses the index on `expires_at`. So the query finds a claim only when the claim's `ttl`
-is over. Few other rows have an `expires_at` in the past, because a cleanup deletes most of these rows. So this query
-reads few rows. Until the `ttl` is over, each retry of a key without a lease is refused. See Note [A committed claim
-without a lease].
+is over. This query reads few rows, because a cleanup deletes most rows whose `ttl` is over. Until the `ttl` is over,
+each retry of a key without a lease is refused. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class Clock(Func):
     """This expression is the database's time at the start of the statement.
 
     The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
-    with `Clock`. The value of `Clock` is not the start of the transaction, and does not come from the clock of the
-    application server. The value of `Clock` is never later than the present time of the database.
+    with `Clock`. `Clock` uses neither the start time of the transaction nor the clock of the application server. The
+    value of `Clock` is never later than the present time of the database.
 
     `plus` is the number of seconds that are added to the database's time.
     """
@@ -118,7 +120,7 @@ _IDLE = FAILED | LAPSED
 class Seen:
     """This object has a row that was read from the key table, and the steps of this key.
 
-    `now` is the database's time at which the row was read, for example from `.annotate(now=Clock())`.
+    `now` is the time of the read according to the database's clock, for example from `.annotate(now=Clock())`.
     """
 
     row: IdempotencyKey

@@ -38,7 +38,8 @@ EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "r
 """A takeover of an expired key sets these columns to NULL."""
 LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
-    # In a partitioned table, two keys can have the same id. With {still}, the DELETE deletes only an expired key.
+    # In a partitioned table, two keys can have the same id. Because of the condition {still}, only expired keys are
+    # deleted.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
     # This DELETE has a join, so that MySQL finds each row through the index. With an IN list, MySQL's optimizer
     # sometimes reads the whole table. Then the DELETE would wait for every row that another transaction has locked.
@@ -52,12 +53,12 @@ the condition {still} finds the right rows.
 
 
 class KeyLocked(Exception):
-    """A store raises `KeyLocked` if another transaction is working on the key, and catches this error itself."""
+    """A store raises this error if another transaction is working on the key. The store also catches this error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """A `RunningTransaction` object is an open transaction that has claimed keys in atomic mode.
+    """A `RunningTransaction` object describes an open transaction in which keys were claimed in atomic mode.
 
     Usually a `RunningTransaction` belongs to one request.
 
@@ -117,7 +118,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the database driver has no open transaction, while Django treats a transaction as open.
+        """Return True if Django treats a transaction as open, but the database driver has no open transaction.
 
         This check sends no query to the database server.
         """
@@ -133,7 +134,8 @@ class Store(ABC):
     def check(self) -> Iterable[CheckMessage]:
         """Run the system checks that query the database.
 
-        These checks find a set-up of the database in which the package would not work correctly.
+        These checks find mistakes in the set-up of the database. With such a mistake, the package would not work
+        correctly.
         """
         return check_tables(self.connection)
 
@@ -183,7 +185,8 @@ class Store(ABC):
         resource: Resource | None = None,
         last: bool = False,
     ) -> None:
-        """Store the response with the claim. Raises `ClaimLost` if the row does not belong to the claim any more.
+        """Store the response in the row of the claim. Raises `ClaimLost` if the row does not belong to the claim any
+        more.
 
         If `last` is True, a store can send the statement and COMMIT in one message. Then the method also raises the
         errors of COMMIT.
@@ -211,17 +214,17 @@ class Store(ABC):
         """Delete the row of this claim, so that the next request with this key runs as a new request.
 
         Raises `ClaimLost` if the row does not belong to the claim any more. The DELETE must be the last statement of
-        the caller's `atomic()`, because a store can send the DELETE and COMMIT in one message.
+        the caller's `atomic()` block, because a store can send COMMIT in the same message.
         """
         self._write_last("release", values_of_claim(claimed))
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        The method returns the number of deleted keys, and a value for the argument `not_before` of the next call. With
-        this value, the next batch starts where this batch has stopped. Without `not_before`, the next batch would read
-        the index entries of deleted rows again. An old snapshot of another transaction can keep the entries of deleted
-        rows in the index for hours.
+        The method returns two values: the number of deleted keys, and the argument `not_before` for the next call. With
+        `not_before`, the next batch starts where this batch has stopped. Without `not_before`, the next batch would
+        again read the index entries of the rows that this batch has deleted. Another transaction with an old snapshot
+        can keep these index entries for hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
@@ -325,17 +328,18 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
-        """Lock the row only if its attempt and its status have not changed since the row was read.
+        """Lock the row only if the attempt and the status of the row are still the same as in `stored`.
 
-        If several requests try to lock the row, only one request gets the lock. The method returns three values: a
-        query for the row, whether the row has expired, and whether the lease of the row is over. If the request does
-        not get the lock, the last two values are None.
+        If several requests try to lock the row, only one request gets the lock. The method returns three values. The
+        first value is a query for the row. The second value tells whether the row has expired, and the third value
+        tells whether the lease of the row is over. If the request does not get the lock, the second and third values
+        are None.
 
-        The query that locks the row has no condition on a time column. With such a condition, the optimizer could
-        choose the index on `expires_at` if the table is small. Then the query would lock a whole range of this index.
+        The query that locks the row has no condition on a time column. If the table is small, such a condition could
+        make the optimizer choose the index on `expires_at`. Then the query would lock a whole range of this index.
         """
-        # The query also compares the hashes, because in a different schema the row with this id can belong to a
-        # different tenant.
+        # If tenants have different schemas, two tenants can have rows with the same id. So the query also compares the
+        # hashes.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
