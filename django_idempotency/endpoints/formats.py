@@ -74,9 +74,5 @@ def _section(endpoint: Endpoint, options: Idempotency) -> str:
 
 
 def path(route: str) -> str:
-<<<<<<< HEAD
-    """Return a route as a path that is easy to read: `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
-=======
     """Return a route as a readable path. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
->>>>>>> r7
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")
