@@ -37,7 +37,7 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """This is the base class of all exceptions in `django_idempotency.exceptions`."""
+    """All exceptions in `django_idempotency.exceptions` inherit from `IdempotencyError`."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
@@ -84,7 +84,7 @@ class TransactionBroken(IdempotencyError):
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
     Some statements, such as SQLite's `executescript`, end the transaction. Then the view's later writes are committed,
-    and a person must decide about the key. In leased mode, only a `write` step can raise `TransactionBroken`.
+    and a person must decide about the key. In leased mode, only `write` steps raise `TransactionBroken`.
     """
 
 
@@ -102,8 +102,8 @@ class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
     With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised if
-    the work has failed after the end of its own transaction. A person or `reconcile` must decide about the key. Try
-    again later.
+    the work failed after the end of its own transaction. A person or `reconcile` must decide about the key. Try again
+    later.
     """
 
 
