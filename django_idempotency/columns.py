@@ -50,7 +50,7 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """This index contains only the rows in which one given column is set (not NULL).
+    """This index contains only the rows in which the column `set_column` is not NULL.
 
     For example, the index for the column `last_error` is nearly empty while no key needs attention.
 

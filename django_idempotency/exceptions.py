@@ -37,7 +37,7 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """The base class of all exceptions in `django_idempotency.exceptions`."""
+    """All exceptions in `django_idempotency.exceptions` inherit from `IdempotencyError`."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
@@ -74,7 +74,7 @@ class NotResolvable(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A step returned more than 1 MiB, or a value that is neither JSON nor a saved model instance.
 
-    After `ResultNotStorable`, a `call` step is marked as done, without a value. A `write` step is rolled back.
+    After `ResultNotStorable`, a `call` step is done, but its value is lost. A `write` step is rolled back.
     """
 
 
@@ -84,7 +84,7 @@ class TransactionBroken(IdempotencyError):
     All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
 
     Some statements, such as SQLite's `executescript`, end the transaction. Then the view's later writes are committed,
-    and a person must decide about the key. In leased mode, a `write` step raises `TransactionBroken`.
+    and a person must decide about the key. In leased mode, only `write` steps raise `TransactionBroken`.
     """
 
 
@@ -101,9 +101,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. If the work has ended its own
-    transaction and failed later, `OutcomeUnknown` is raised, too. A person or `reconcile` must decide about the key.
-    Try again later.
+    With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised if
+    the work failed after the end of its own transaction. A person or `reconcile` must decide about the key. Try again
+    later.
     """
 
 

@@ -40,11 +40,14 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 class DecisionForm(forms.Form):
     """In this form, an operator makes a decision about some keys, and gives the reason for the decision.
 
-    Attributes: name: the last part of the page's address, and the name of the action in the list of decisions. label:
-    the text of the button. explanation: says what will happen. warning: says what may go wrong while a step is in
-    doubt. harmful: True if the decision can cause more harm than an error message. The button of a harmful decision is
-    red. word: the sentence that the operator must confirm before a harmful decision. previewed_fields: the fields that
-    the preview shows. If there are none, the decision has no preview.
+    Attributes:
+        name: the last part of the page's address, and the name of the action in the list of decisions.
+        label: the text of the button.
+        explanation: says what will happen.
+        warning: says what may go wrong while a step is in doubt.
+        word: the sentence that the operator must confirm if `Facts.needs_word` is True for this decision.
+        harmful: True if the decision can cause more harm than an error message. Then the button is red.
+        previewed_fields: the fields that the preview shows. Without fields, the decision has no preview.
 
     Args:
         keys: the keys as the operator sees them.
@@ -91,7 +94,8 @@ class DecisionForm(forms.Form):
 
     @property
     def was_previewed(self) -> bool:
-        """Return True if the operator has seen a preview of exactly this decision, or if the decision has no preview.
+        """Return True if the operator has seen a preview of exactly this decision. Also return True if the decision has
+        no preview.
 
         Read `was_previewed` only if the form is valid.
         """
@@ -111,7 +115,9 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """This form releases a key, so that the next retry runs. This retry can charge a customer twice."""
+    """In this form, an operator releases a key, so that the next retry runs. If a charge is in doubt, the next retry
+    can charge the customer twice.
+    """
 
     name, label, harmful = "release", _("Release for retry"), True
     explanation = _(
@@ -170,10 +176,10 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Return whether this person may see rows of the model.
+        """Return whether the operator may see the rows of this model.
 
-        The form has an error message if an entered row does not exist. So this function makes sure that the person may
-        see such rows.
+        If an operator enters a row that does not exist, the form shows an error message. An operator without this
+        permission must not learn from the message which rows exist.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 

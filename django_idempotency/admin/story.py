@@ -77,7 +77,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """Return a text about work that can be missing. All started steps of the key have ended.
+        """Return a text about the work that is possibly missing, although all started steps of the key have ended.
 
         The package cannot tell whether the view would start more steps.
         """
@@ -118,7 +118,7 @@ class Story(Facts):
                 "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
                 "reconcile function, the function is asked first."
             )
-        if self.in_doubt:  # if the key has no policy, the rule of the policy "hold" applies
+        if self.in_doubt:  # a key without a policy is treated like a key with the policy "hold"
             return _(
                 "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
                 "is asked first."
@@ -146,7 +146,7 @@ class Story(Facts):
         """Return the advice for a person who decides about this key.
 
         If the lease of a worker is over, the worker can be dead or slow. A slow worker can still make calls. So the
-        advice usually tells the person first to make sure that the worker is dead.
+        advice usually begins with this sentence: make sure that the worker is dead.
         """
         if self.unreadable:
             return _(

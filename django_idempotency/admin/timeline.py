@@ -117,7 +117,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name and the result of each finished step, because a person needs the results to make a decision."""
+    """Return the name and the result of each finished step. A person needs the results to make a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
@@ -142,10 +142,9 @@ def value_text(kept: str) -> str:
 
 
 def last_decision(key: Shown) -> str:
-    """Return a text about the last decision: who decided, what was decided, when, and why.
+    """Return a text that shows the last decision, its time, its reason, and the person who made this decision.
 
-    If nobody has made a decision about this key, the text is empty. If the page cannot show the decisions, the text
-    says why.
+    If the key has no decisions, the text is empty. If the page cannot show the decisions, the text says why.
     """
     made, hidden = _trail(key)
     if not made:
@@ -192,7 +191,8 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # A newer release can store an action that is not in `texts`. Then the sentence shows the stored name of the action.
+    # A newer release can store an action that is not in `texts`. For such an action, the sentence shows the stored name
+    # of the action.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
@@ -200,7 +200,7 @@ def decided(made: Decision) -> str:
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     """Return HTML for a step that was in doubt when a person made a decision.
 
-    The page shows this step even if the decision has deleted the step from the table.
+    The function reads the copy of the step in the decision, because the decision can delete the step from the table.
     """
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}

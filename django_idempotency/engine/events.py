@@ -33,7 +33,7 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return the log levels for all "held" events of one attempt.
+    """Return an iterator with a log level for each "held" event of one attempt.
 
     The level of the first event is ERROR, and the level of each later event is INFO.
 
@@ -58,7 +58,7 @@ def report(
     If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction.
 
     `event` is one of the texts that the docstring of `signals.key_event` explains.
-    `reason` is reported only up to its first colon, because the message of an exception can contain text of the client.
+    `reason` is cut at its first colon, because the text after the colon can come from the client.
     `resource` is the type and the id of the object that the operation is about.
     `level` is the level of the log record. If `level` is None, the level comes from the dict `LEVELS`.
     """
@@ -83,8 +83,8 @@ def report(
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why the work did not run.
 
-    `report_outcome` does not report a replay, because `may_replay` can refuse the replay later. The caller of
-    `report_outcome` reports the replay after `may_replay`.
+    `report_outcome` does not report a replay, because `may_replay` can refuse the replay later. If `may_replay` allows
+    the replay, the caller of `report_outcome` reports the replay.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -122,9 +122,10 @@ def harmless() -> Iterator[None]:
     `logging` also prints most of its own errors without raising them. But a filter of a logger can raise an exception.
     `send_robust` raises an exception if a receiver without `__qualname__` fails.
 
-    The argument `robust=True` of `on_commit` does not replace the function `harmless`. If our callback raises an
-    exception in Django 5.2, Django raises a second exception, and does not run the callbacks of the project. Later
-    versions of Django write the failed callback to the log. Our callback contains the key, and the key is a secret.
+    The argument `robust=True` of `on_commit` does not replace the function `harmless`. If the callback `tell` raised an
+    exception in Django 5.2, Django itself would raise a second exception. Then Django would not run the callbacks of
+    the project. Later versions of Django would write the callback `tell` to the log. This callback contains the key,
+    and the key is a secret.
     """
     try:
         yield

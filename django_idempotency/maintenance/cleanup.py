@@ -29,8 +29,7 @@ FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """A `Cleanup` object says what a cleanup did. The object also has the numbers of keys that were counted, but not
-    changed.
+    """A `Cleanup` object says what a cleanup did. The object also says how many keys need attention.
 
     Attributes:
         deleted: how many keys were deleted.
@@ -62,9 +61,10 @@ def cleanup_idempotency_keys(
     """Delete expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
-    database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks stuck keys as failed,
-    so that the next retry of these keys runs. Stuck keys have made no external call. The function never deletes keys
-    that are in progress, in doubt or half done. The function only counts the keys that are in doubt or half done.
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks each stuck key as
+    failed, so that the next retry of the key runs at once. Stuck keys have made no external call. The function never
+    deletes keys that are in progress, in doubt or half done. The function only counts the keys that are in doubt or
+    half done.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -116,11 +116,11 @@ def cleanup_idempotency_keys(
 
 
 def is_over(stop: Event | None, deadline: float) -> bool:
-    """Return whether the run of a cleanup or of a recovery must end now.
+    """Return whether a cleanup or a recovery must stop now.
 
     The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. During this moment, a
-    signal handler can call `stop.set()` in the same thread. Then the thread waits for ever for a lock that the thread
-    itself holds. `is_set()` takes no lock.
+    signal handler can call `stop.set()` in the same thread. Then the thread waits for a lock that the same thread has
+    taken, and never continues. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
@@ -140,9 +140,10 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark the keys that are still stuck as failed, and return how many keys were marked. The caller has locked `keys`.
+    """Mark the keys that are still stuck as failed, and return how many keys were marked. The caller must lock the rows
+    of `keys` first.
 
-    Before a key was locked, a worker can have started a call. Then the key is no longer stuck.
+    A worker can start a call before the caller locks the row of a key. Then the key is no longer stuck.
 
     A key that was marked as failed is kept for at least one `ttl` from now on.
     """
@@ -158,8 +159,8 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 def preview(using: str | None = None) -> Cleanup:
     """Return what a cleanup would find now. The function deletes no keys and changes no keys.
 
-    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. A cleanup would
-    mark all stuck keys as failed, so the number `stuck` is 0.
+    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. The number
+    `stuck` is 0, because a cleanup would mark all stuck keys as failed.
     """
     store = store_for(alias_for(using))
     with _explained(store):

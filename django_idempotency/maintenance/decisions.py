@@ -63,7 +63,7 @@ NAMES = {field.name for field in fields(Decision)}
 
 
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
-    """Return the decisions about this key, the oldest first. Raises `NotDecryptable`. Reads no database.
+    """Return the decisions about this key. The oldest decision comes first. Raises `NotDecryptable`. Reads no database.
 
     A later version of the package can write entries that this version cannot read. For such an entry, this function
     returns a decision with the action "unreadable". The time of this decision is the time of the key's last change.
@@ -113,8 +113,8 @@ def _is_readable(entry: Any) -> bool:
 
 
 def _entries(row: IdempotencyKey) -> list[Any]:
-    """Return all entries of the column `decisions`, also entries that this version of the package cannot read. Raises
-    `NotDecryptable`.
+    """Return all entries of the column `decisions`. Perhaps this version of the package cannot read some of these
+    entries. Raises `NotDecryptable`.
     """
     text = unseal(row, "decisions", row.decisions)
     try:

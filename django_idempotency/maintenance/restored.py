@@ -1,4 +1,4 @@
-"""This module records external calls again if the restore of an old backup has lost them."""
+"""The restore of an old backup can lose the records of external calls. This module stores such records again."""
 
 from __future__ import annotations
 

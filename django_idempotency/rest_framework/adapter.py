@@ -48,9 +48,9 @@ class RestFrameworkViewCall(ViewCall):
         """Return the data that the view's own parsers have read from the request body.
 
         If a parser fails, the package compares the raw bytes of the body. If the handler then reads `request.data`, the
-        parser fails again, and this error rolls the claim back. But in leased mode, this method itself raises the
-        parser's error, because a committed claim cannot be rolled back. For a multipart form, this method also raises
-        the error, because the stream of the form cannot be read again.
+        parser fails again, and this error rolls back the claim. But the claim of a leased view is committed, and cannot
+        be rolled back. So for a leased view, `parsed` itself raises the parser's error. For a multipart form, `parsed`
+        also raises the error, because the stream of the form cannot be read again.
         """
         try:
             return self.asked_with.data
@@ -78,8 +78,8 @@ class RestFrameworkViewCall(ViewCall):
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return None  # `request.auth` is UNAUTHENTICATED_TOKEN, which means "no token"
         kind = type(request.successful_authenticator)
-        # The REST framework's own authenticators never set `request.auth` to a string. So this line does not count
-        # these authenticators.
+        # The REST framework's own authenticators never set `request.auth` to a string. So this line counts only the
+        # other authenticators.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
@@ -96,7 +96,7 @@ class RestFrameworkViewCall(ViewCall):
             with transaction.atomic(using=alias):
                 response = self.drf_view.handle_exception(error)
         except Exception:
-            # With `_raise`, `APIView.dispatch` does not call the project's exception handler a second time.
+            # The next line stops `APIView.dispatch` from calling the project's exception handler a second time.
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
@@ -146,7 +146,7 @@ def view_call(
 
 
 def declared(callback: Any) -> None:
-    """Return None, because `endpoints.listing` itself reads the view classes of the REST framework."""
+    """Return None. The module `endpoints.listing` reads the view classes of the REST framework itself."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
@@ -158,7 +158,7 @@ def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # if the target is a method, the class can have renderers
+    if not hasattr(target, "renderer_classes"):  # if the target is a method, look at its class
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

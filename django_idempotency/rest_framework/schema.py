@@ -2,10 +2,10 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-If a project has its own schema class, the first base class of the project's class must be `AutoSchema`. If a project
-declares a header or a status of an operation itself, the schema keeps this declaration.
+If a project has its own schema class, `AutoSchema` must be the first base class of this class. If a project declares a
+header or a status of an operation itself, the schema keeps this declaration.
 
-The package has a schema class, because other kinds of extensions for drf-spectacular would miss some operations. An
+The package has a schema class, because other extensions for drf-spectacular do not work for all operations. An
 `OpenApiViewExtension` does not work for a method with `@extend_schema`. A post-processing hook does not get the view.
 In issue #804, the maintainer of drf-spectacular recommends a schema class.
 """

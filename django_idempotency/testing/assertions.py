@@ -46,7 +46,7 @@ def assert_idempotent(
     The function sends a request, a retry, a changed body, and a request without a key. Some arguments add more
     requests.
 
-    The function works in any test class. But with `transaction=True`, the test must not run inside a transaction. The
+    The function works in any test class. But a test with `transaction=True` must not run inside a transaction. The
     function does not delete the rows that the endpoint creates.
 
     Args:
@@ -117,7 +117,9 @@ def assert_idempotent(
 
 
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
-    """Raise RuntimeError if other threads cannot read this thread's rows, or if two threads cannot write at once."""
+    """Raise RuntimeError if other threads cannot read this thread's rows, or if two threads cannot write at the same
+    time.
+    """
     if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
         raise RuntimeError(
             f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "

@@ -33,14 +33,14 @@ COMPARED = check.must(
 )
 
 
-# With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict finds an entry
-# quickly by an `Idempotency` object.
+# With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict is fast if its
+# keys are `Idempotency` objects.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """An `Idempotency` object has the options that protect one endpoint.
 
-    If an option is not given, the package looks for its value in the class, the base classes, the settings and the
-    defaults, in this order. A duration is a `timedelta` or a number of seconds.
+    If an option is not given, the package looks for the option in this order: the class, the base classes, the
+    settings, the defaults. A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -97,7 +97,7 @@ class Idempotency:
     using: str | None = option(None, check.or_none(check.NAME))
     observe: bool = option(False, check.YES_OR_NO)
 
-    if not TYPE_CHECKING:  # the __init__ of a dataclass would raise an error that does not list the known options
+    if not TYPE_CHECKING:  # an error of the dataclass's own __init__ does not list the known options
 
         def __new__(cls, **options):
             for name in options:
@@ -139,7 +139,7 @@ class Idempotency:
     def repeats_calls(self) -> bool:
         """Return whether the work may run again while a call of an earlier attempt is in doubt.
 
-        In atomic mode, the result is False. In leased mode, a repeated call gets the same derived key again.
+        In atomic mode, the result is False. If leased work makes a call again, the call gets the same derived key.
         """
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
@@ -153,14 +153,14 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 def for_methods(*methods: str) -> Idempotency:
     """Return an `Idempotency` object that sets only the option `methods`.
 
-    The function is cached, so two calls with the same methods return the same object. Other caches find their entries
-    by this object.
+    The function is cached, so two calls with the same methods return the same object. The cache of `resolve` compares
+    objects by identity, so `resolve` needs the same object in each call.
     """
     return Idempotency(methods=methods)
 
 
 def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
-    """Return `value` as an `Idempotency` object. `value` is an `Idempotency` object already, or a mapping of options.
+    """Return `value` as an `Idempotency` object. `value` can be an `Idempotency` object or a mapping of options.
 
     Raises:
         IdempotencyConfigurationError: for anything else, unknown names and impossible values.

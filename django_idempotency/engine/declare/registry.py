@@ -50,7 +50,7 @@ class Declaration:
 
     @property
     def options(self) -> Idempotency:
-        """Return the options after all layers were merged, so every option has a value.
+        """Merge all layers of options, and return the result. In the result, every option has a value.
 
         Raises `IdempotencyConfigurationError` if two options contradict each other.
         """
@@ -85,9 +85,9 @@ def frameworks() -> list[Any]:
 
     * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
       None if `request` does not belong to the module's framework.
-    * `declared(callback)` returns the HTTP methods of a URL's callback. For each HTTP method, the result has the view
-      and its `Declaration`. `declared` returns None if the callback is a class, or if the callback does not belong to
-      the module's framework.
+    * `declared(callback)` returns a tuple for each HTTP method of a URL's callback. The tuple has the HTTP method, the
+      name of the view, and its `Declaration` or None. `declared` returns None if the callback is a class, or if the
+      callback does not belong to the module's framework.
     * `response(returned, declaration)` converts the return value of `reconcile` into a response. The package uses
       `response` if `reconcile` was called without a request. `response` returns None if the value does not belong to
       the module's framework.
@@ -103,19 +103,19 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 
 def register(declaration: Declaration) -> None:
-    """Store the declaration, so that the recovery can find the declaration by the name of its operation.
+    """Store the declaration under the name of the operation, so that the recovery can find the declaration.
 
     Only a declaration with both options `operation` and `reconcile` is stored.
     """
-    # This code runs while modules are imported, and cannot read the `IDEMPOTENCY` setting yet. So the options of this
-    # setting are not included.
+    # This code runs while modules are imported, and cannot read the `IDEMPOTENCY` setting yet. So the dict `given` does
+    # not contain the options of this setting.
     given: dict[str, Any] = {}
     for layer in reversed(declaration.layers):
         given |= layer.given()
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # The same view can be registered several times, because `method_decorator` decorates the view on each request.
-        # If a function with the decorator `once` is defined inside another function, each call of the outer function
+        # A function inside another function can have the decorator `once`. Then each call of the outer function
         # registers the inner function again. If a callable is registered again, the new declaration replaces the old
         # declaration.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
@@ -133,7 +133,7 @@ def registered(operation: str) -> list[Declaration]:
 def declaration_of(callable_: Any) -> Declaration | None:
     """Return the declaration of this callable, or None if the callable is not protected.
 
-    If decorators wrap the callable, the declaration can belong to any of the wrapped callables.
+    If decorators wrap a function, the declaration can be an attribute of the function or of one of its wrappers.
     """
     *levels, innermost = unwrapped(callable_)
     # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff recommends `callable()`,
@@ -141,15 +141,15 @@ def declaration_of(callable_: Any) -> Declaration | None:
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # `method_decorator` applies the decorator only when the view is called. So after the import, the HTTP
-            # method of the handler is missing in the declaration, and is added here.
+            # `method_decorator` applies the decorator only when the view is called. So after the import, the
+            # declaration does not have the HTTP method of the handler yet. The next line adds this HTTP method.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers of options. If a handler has the name of an HTTP method in `VERBS`, add a layer that protects
-    requests with this HTTP method.
+    """Return the tuple `layers`. If `name` is in `VERBS`, the returned tuple has one more layer. This layer protects
+    requests with the HTTP method `name`.
 
     For example, a decorator on a handler with the name `put` protects PUT requests.
     """
@@ -162,8 +162,7 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
     """Return the options and the view that were passed to a decorator.
 
-    If the decorator has brackets, as in `@idempotent(ttl=60)`, the view is None. Python passes the view in a second
-    call.
+    For `@idempotent(ttl=60)`, the view is None. Python passes the view later to the decorator that this call returns.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.

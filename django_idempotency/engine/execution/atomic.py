@@ -68,8 +68,8 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
             raise
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
-    # The rollback of the writes has also rolled back the claim. But the answer is final, so the answer is stored under
-    # a second claim of the key.
+    # The rollback of the writes has also rolled back the claim. But the answer is final, so the package claims the key
+    # again, and stores the answer.
     return attempt.keep(finished, finished.snapshot)
 
 
@@ -78,13 +78,14 @@ class _Attempt(NoBridgeAbove):
     """This context manager runs the transaction of one attempt. The transaction begins with the claim of the key, and
     ends with the `with` block.
 
-    If the caller has no open transaction, the attempt is a whole transaction. Then a rollback of the attempt undoes no
-    writes of the caller. If the caller is inside an `atomic()` block or has switched autocommit off, the attempt is a
-    part of the caller's transaction.
+    If the caller has no open transaction, the attempt has a transaction of its own. A rollback of this transaction does
+    not change the writes of the caller. If the caller is inside an `atomic()` block or has switched autocommit off, the
+    attempt is a part of the caller's transaction.
 
     Attributes:
         connection: the database connection of this thread.
-        outermost: True if the attempt is a whole transaction, False if it is a part of the caller's transaction.
+        outermost: True if the attempt has a transaction of its own, False if the attempt is a part of the caller's
+            transaction.
     """
 
     store: Store
@@ -93,8 +94,8 @@ class _Attempt(NoBridgeAbove):
     outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
-        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open. After every
-        other outcome, the transaction ends.
+        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open. If the claim has
+        another outcome, the transaction ends.
         """
         store, wanted, connection = self.store, self.wanted, self.connection
         block = transaction.atomic(using=store.alias)
@@ -121,12 +122,13 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """After an exception of the work, stop all retries of the key if the work has ended its own transaction.
+        """Check after an exception of the work whether the work has ended its own transaction. If so, stop all retries
+        of the key.
 
         If the work writes after the end of its transaction, these writes are committed at once. So a retry would repeat
         writes that are already committed.
         """
-        with suppress(Error):  # an error of this check must not hide the error of the work
+        with suppress(Error):  # the caller must get the error of the work, not an error of this check
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
@@ -142,9 +144,10 @@ class _Attempt(NoBridgeAbove):
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether the package should commit the writes of the work.
 
-        As in Django, the writes of a view are usually committed if the view returns a response. There are two other
-        cases. If the status of the response is 5xx, the writes are rolled back, so that a retry starts without old
-        writes. If the database has discarded the writes and the status is 4xx, the package stores only the response.
+        As in Django, the writes of a view are usually committed if the view returns a response. But this method returns
+        False in two cases. If the status of the response is 5xx, the writes are rolled back, so that no writes of the
+        failed attempt remain. If the database has already discarded the writes of a 4xx response, the package stores
+        only the response.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
@@ -174,14 +177,15 @@ class _Attempt(NoBridgeAbove):
     # --- the next methods run after the end of the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """If our transaction was rolled back because of another request with this key, return that request's outcome.
+        """Another request with the same key can cause the rollback of our transaction. Then return the outcome of the
+        other request.
 
         On a single database server, our claim already finds the claim of the other request. In a Galera cluster, a node
-        finds the other claim later, at our COMMIT or at the end of a statement of the work. If the error has no
-        relation to another request, return None.
+        can find the other claim later. Then our COMMIT or a statement of the work fails. If the error has another cause
+        than a request with the same key, return None.
         """
         # Django sets `run_commit_hooks_on_set_autocommit_on` to True at COMMIT, and to False after the `on_commit`
-        # callbacks. So if the attribute is still True here, our transaction is committed, and an `on_commit` callback
+        # callbacks. So if the attribute is still True here, our transaction is committed. Then an `on_commit` callback
         # has raised the error.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
@@ -189,8 +193,8 @@ class _Attempt(NoBridgeAbove):
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work runs, the error can also be about rows of the work. Then `look` finds no committed result of
-        # another request, and the error is treated as an error of the work.
+        # While the work runs, the error can also come from a conflict about the rows that the work changes. Then `look`
+        # finds no committed result of another request, and the error is treated as an error of the work.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
@@ -207,7 +211,7 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return whether the work has ended its own transaction, so that a committed claim now holds the key."""
+        """Return whether the work has ended its own transaction. In this case, a committed claim holds the key."""
         # Inside a caller's transaction, `look` could find a row that is not committed. If the connection is closed, no
         # query is possible.
         if not self.outermost or self.connection.connection is None:

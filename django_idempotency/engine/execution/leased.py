@@ -47,7 +47,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # If an earlier attempt was abandoned or has left a call in doubt, the project's `reconcile` is called first. If
+    # If an earlier attempt was abandoned or has a call in doubt, the package first calls the project's `reconcile`. If
     # `reconcile` returns a final result, the work does not run.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
@@ -58,8 +58,8 @@ def run_claimed(
 ) -> Outcome[T]:
     """Run one attempt after its claim was committed, and then mark the key as completed or as failed.
 
-    The key is marked as failed after every exception of the work, and also if the work is cancelled. So a retry can run
-    at once, and does not have to wait until the lease ends.
+    The key is marked as failed if the work raises an exception or is cancelled. So a retry can run at once, and does
+    not have to wait until the lease ends.
     """
     about, end = claim.resource, "the end of a leased view"
     try:
@@ -209,7 +209,8 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            # The external call was made. So the package first records that the call is done, and then raises the error.
+            # The external call was made, so the package first records that the call is done. Then the package raises
+            # the error.
             error = not_storable
         finish = partial(self._journal.finish_call, self._claim, name, kept)
         committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
@@ -224,7 +225,7 @@ class LeasedOperation(Operation):
 
         If the error cannot be stored, the call is still in doubt.
         """
-        with suppress(Exception):  # the caller must get the error of the call, not an error of `_note`
+        with suppress(Exception):  # the work must get the error of the call, not an error of `_note`
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
@@ -262,8 +263,8 @@ class LeasedOperation(Operation):
             # COMMIT.
             self._broke, self.resource = error, about
             # If the database has a row for this `write` step, the function of the step has ended its own transaction.
-            # So perhaps the changes of the function are committed, and the step is in doubt. A 4xx answer must not
-            # complete a key with a step in doubt.
+            # Perhaps the changes of the function are committed. So the step is in doubt. A 4xx answer must not complete
+            # a key with a step in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -281,7 +282,7 @@ class LeasedOperation(Operation):
             if self._store.has_no_transaction(self._store.connection):
                 # The function of the `write` step has ended its own transaction. All later changes of the function are
                 # committed, so the start of the step must be committed, too.
-                with suppress(IntegrityError):  # a COMMIT of the function has stored the start of the step already
+                with suppress(IntegrityError):  # perhaps the function's own COMMIT has stored the start of the step
                     self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
@@ -295,24 +296,26 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Return whether the package should store the framework's answer to this exception.
 
-        While a step is in doubt, no answer is stored, not even a 4xx, because perhaps the exception comes from this
-        step. If a `write` step has raised the exception and other steps are finished, the answer is not stored, either.
-        A stored answer would complete the key, and no person would check the effects of the finished steps.
+        While a step is in doubt, no answer is stored, because perhaps the exception comes from this step. This rule is
+        also true for a 4xx answer. If a `write` step has raised the exception after other steps were finished, the
+        answer is also not stored. A stored answer would complete the key. Then no person would check the effects of the
+        finished steps.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Return the reason why the final answer of the work is refused. Return "" if the answer is accepted.
+        """Return the reason why the final answer of the work is refused. If the answer is accepted, return an empty
+        text.
 
         A refused answer does not complete the key. Answers are refused only if the key has a `call` step. The answer is
         refused if a `write` step has raised an error and the work has caught this error. The answer is also refused if
-        the work has not asked for a step that an earlier attempt has stored. For example, a customer has paid, but the
-        order is missing. If the package completed this key, no person would notice the missing order. The work does not
-        have to ask for a stored `fetch` step, because a `fetch` only reads. This method is not called for an answer of
-        `reconcile`.
+        an earlier attempt has stored a step and this attempt has not asked for the step. For example, a customer has
+        paid, but the order is missing. If the package completed this key, no person would notice the missing order. The
+        work does not have to ask for a stored `fetch` step, because a `fetch` only reads. This method is not called for
+        an answer of `reconcile`.
         """
         if self._broke is None and not self._unasked:
-            return ""  # most attempts return here, and do not need the next query
+            return ""  # most attempts end here, without the next query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

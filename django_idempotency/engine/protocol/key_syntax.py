@@ -38,7 +38,8 @@ class InvalidKey(ValueError):
 def gettext_noop(sentence: str) -> str:
     """Mark a sentence for translators, and return the sentence unchanged.
 
-    The module `engine.request.problems` translates the sentence later, because no module of this folder imports Django.
+    The module `engine.request.problems` translates the sentence later, because the modules of `engine.protocol` do not
+    import Django.
     """
     return sentence
 
@@ -103,7 +104,7 @@ def check_dated(key: str) -> str:
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return whether a UUID of version 7 is older than `ttl_seconds`, or has a time in the future.
+    """Return True if a UUID of version 7 is older than `ttl_seconds`. Also return True if its time is in the future.
 
     If a key is older than `ttl_seconds`, the row of the key is possibly deleted already. The first 48 bits of the UUID
     are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the time in seconds since

@@ -78,8 +78,8 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # Django calls TiDB and Vitess "MySQL". Only their version text has their own names. Django recognises MariaDB
-    # itself, so this function does not read MariaDB's version text.
+    # Django calls TiDB and Vitess "MySQL", so this function looks for the names "TiDB" and "Vitess" in the version
+    # text. Django itself recognises MariaDB, so this function does not read MariaDB's version text.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 

@@ -1,7 +1,7 @@
 """The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-Each claimed row has an attempt number. A worker can change the lease and the steps only while the row has the number of
-the worker's own attempt. This condition is called the fence. If a newer attempt has taken the key over, the journal
+Each claimed row has an attempt number. A worker can change the lease and the steps only while the row has the attempt
+number of this worker. This condition is called the fence. If a newer attempt has taken the key over, the journal
 changes nothing.
 
 # Note [Fencing]
@@ -13,9 +13,9 @@ decision, the old worker does not find its row. Then `LeaseLost` rolls back the 
 without a lock would not be enough, because the old worker and the new worker could commit at the same time.
 
 The condition for the claimed row also contains the two hashes of the key's identity. Some projects have a schema or a
-database for each tenant. Then the work can switch its connection to another tenant, with `SET search_path` or `USE`. In
-the tables of the other tenant, another key could have the same id and the same attempt number. The hashes also tell the
-database which partition has the row.
+database for each tenant. In such a project, the work can switch its connection to another tenant with `SET search_path`
+or `USE`. In the tables of the other tenant, another key could have the same id and the same attempt number. The
+database also needs the hashes to find the partition of the row.
 
 On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
 have an older snapshot in which the started call is missing. The new version of the row makes such a takeover fail. A
@@ -23,25 +23,26 @@ lock alone would not stop such a takeover, because a lock writes no new row vers
 
 # Note [Lost answers]
 Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
-database has committed the transaction. So the package must act correctly after a commit, and also without a commit:
+database has committed the transaction. So the package has a rule for each lost answer:
 
 * If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
   locked until its lease is over.
 * If the answer to the start of a call is lost, the error propagates, and the call is not made. If the start was
   committed, the call is in doubt.
-* If the answer to the end of a call is lost, the worker sends the end of the call again on a new connection. If the
-  first end was committed, the second end changes nothing, because the step is finished already.
+* If the answer to the end of a call is lost, the worker records the end of the call again on a new connection. If the
+  first record was committed, the second record changes nothing, because the step is finished already.
 * If the answer to a local write is lost, the error propagates, and the key is marked as failed. The next attempt reads
   from the table whether the write was committed.
-* If the answer to a completion is lost and the completion was committed, the client gets the stored response. If the
-  completion was not committed, the key is marked as failed, and the next attempt finds the finished steps.
+* If the answer to a completion is lost, the worker tries to mark the key as failed. A completed key cannot be marked as
+  failed, so the client gets the stored response. If the key is marked as failed, the next attempt finds the finished
+  steps.
 
 # Note [Writes in doubt]
-The transaction of a local write first records that the write has started, and in the end records the result of the
-write. So other requests never see a started write whose result is missing. But a write can end its own transaction
-before the result is recorded, for example with DDL on MariaDB or with a raw COMMIT. If such a write then fails or is
-killed, the step of the write stays without a result. The package cannot find out what the write has committed, so a
-person must decide about the key.
+The transaction of a local write first records the start of the write. At its end, the transaction records the result of
+the write. So other requests never see a started write whose result is missing. But a write with a raw COMMIT, or with
+DDL on MariaDB, ends its own transaction before the result is recorded. If such a write then fails or is killed, the
+step of the write has no result. The package cannot find out what the write has committed, so a person must decide about
+the key.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Journal:
     # --- methods that change the claimed row, see Note [Fencing]
 
     def fence(self, claimed: Claimed) -> None:
-        """Lock or change the claimed row, so that no takeover commits before this transaction. Raises `LeaseLost`.
+        """Lock or change the claimed row, so that a takeover can commit only after this transaction. Raises
+        `LeaseLost`.
 
         On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
         Galera cluster, a lock would not be enough. A node tells the other nodes about changed rows, but not about
@@ -97,9 +99,9 @@ class Journal:
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The text `error` is stored in ASCII, because some databases refuse some letters that are not in ASCII. Letters
-        that are not in ASCII are stored as escapes. If a database refused the error text, the key would stay locked
-        until its lease is over.
+        Some databases refuse some letters that are not in ASCII. So in the text `error`, each letter that is not in
+        ASCII is stored as an escape. If a database refused the error text, the key would stay locked until its lease is
+        over.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -108,9 +110,10 @@ class Journal:
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """Return a dict from the name of each step to a pair of values. Raises `LeaseLost`.
+        """Return a dict of the stored steps of the key. Raises `LeaseLost`.
 
-        The first value of the pair tells whether the step is finished. The second value is the result of the step.
+        For the name of each step, the dict has a pair of values. The first value of the pair tells whether the step is
+        finished. The second value is the result of the step.
         """
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
@@ -119,7 +122,7 @@ class Journal:
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows
-            if name is not None  # if the key has no steps, the query returns one row without a name
+            if name is not None  # if the key has no steps, the query returns one row whose name is None
         }
 
     def kinds(self, claimed: Claimed) -> dict[str, str]:
@@ -130,8 +133,8 @@ class Journal:
         """Record that the worker will make a call now. Raises `LeaseLost`.
 
         `again` is True if an earlier attempt has already started this call.
-        `keyed` is True if the work has read the derived key of this step before the call. The call perhaps sends the
-        derived key.
+        `keyed` is True if the work has read the derived key of this step before the call. Then the call perhaps sends
+        the derived key.
 
         If the worker makes a call again, the record keeps the time and the error of the first call. With this
         information, a person can search for the first call in the other system.
@@ -163,7 +166,7 @@ class Journal:
             self._add(claimed, name, Kind.FETCH, **kept)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Store the error that has put a call in doubt. If this attempt has lost its claim, store nothing."""
+        """Store the error of a call in doubt. If this attempt has lost its claim, store nothing."""
         with suppress(LeaseLost), self._atomic():
             self.fence(claimed)
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
@@ -194,7 +197,8 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return two tuples of names: the started calls without a result, and the started writes without a result.
+        """Return the names of the steps that have no result. The first tuple has the calls, the second tuple has the
+        writes.
 
         The caller must lock the key before it calls this method. The query locks the steps. So the query reads the
         steps that are committed now, and not an older snapshot.
@@ -238,8 +242,8 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # The step is created without save(), because save() sends signals. A project's signal handler for all models
-        # would run between the check of the claimed row and the insert of the step.
+        # The step is created without save(), because save() sends signals. A signal handler of the project could run
+        # after the check of the claimed row and before the insert of the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:

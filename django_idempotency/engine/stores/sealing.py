@@ -6,22 +6,22 @@ if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
 Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
-out for each stored text whether the text is sealed. A text from a client must never cause a wrong result of this check.
+out for each stored text whether the text is sealed. This check must be correct even if a client has chosen the text.
 Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
-JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark. But an unsealed body
-can begin with the mark, because some views return text of the request. So the column `body` does not use the mark. One
-statement always writes the headers and the body of a response, so a body is sealed if its headers begin with the mark.
-Without encryption, an error text begins with the name of a Python class or with fixed words of this package. So such an
-error text cannot begin with the mark.
+JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark. But a body that is
+not sealed can begin with the mark, because some views return text of the request. So the column `body` does not use the
+mark. One statement always writes the headers and the body of a response. So if the headers begin with the mark, the
+body is also sealed. Without encryption, an error text begins with the name of a Python class or with fixed words of
+this package. So such an error text cannot begin with the mark.
 
 # Note [What sealed text is bound to]
 The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
 decrypted only in its own place. Without associated data, a person with access to the database could copy another user's
 response into their own row. The next retry of this person would then get the other user's response as a replay. The
 place contains the two hashes of the row, the name of the column, and the name of the step. The hashes depend on key,
-caller and operation. The place of a response also contains the status code of the row, so a stored refusal cannot be
-changed into a success. The place of a response also contains the fingerprint of the row, so a stored response cannot be
-moved to a different payload.
+caller and operation. The place of a response also contains the status code and the fingerprint of the row. If a person
+changes the status code or the fingerprint in the row, the response cannot be decrypted. So an error response cannot
+become a success, and a stored response cannot become the answer to a different payload.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. A sealed response is decrypted with the hashes in the object `of`.
+    """Return the stored response of this row. The argument `of` has the two hashes that are necessary to decrypt a
+    sealed response.
 
     Raises `NotDecryptable`.
     """
