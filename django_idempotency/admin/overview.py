@@ -79,7 +79,7 @@ def find(state: str, keys: Keys) -> list[int]:
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """For each state, yield a tuple: the name of the state, the ids of its keys, and a bool.
+    """For each state, yield a tuple with the name of the state, the ids of its keys, and a bool.
 
     The bool is True if a query has found `most` keys and has stopped at this limit. If a key is in several states, the
     function yields the key only once, with its worst state.

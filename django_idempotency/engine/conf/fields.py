@@ -27,7 +27,7 @@ class Unset:
 
 
 def option(default: Any, check: Check) -> Any:
-    """Return a field of `Idempotency`. The default is used only if the project sets the option in no layer."""
+    """Return a field of `Idempotency`. If the project does not set the option in any layer, the default is used."""
     return field(default=Unset, metadata={"default": default, "check": check})
 
 
