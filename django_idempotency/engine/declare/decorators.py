@@ -101,8 +101,7 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return a protected function, which makes a `ViewCall` each time that it is called, and runs `view` with
-    protection.
+    """Return a function that runs `view` with protection. For each request, this function makes a `ViewCall`.
 
     The docstring of `in_thread` tells how an `async def` view runs.
 
