@@ -126,8 +126,8 @@ def latest(keys: Keys, count: int) -> Keys:
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     """Return the other keys whose resource and fingerprint are the same as in this row.
 
-    If there is such a key, perhaps a client has sent the same request twice, with two different keys. Then perhaps the
-    customer was charged twice.
+    If there is such a key, a client has possibly sent one request with two different keys. Then the customer was
+    possibly charged twice.
     """
     if row.resource_id is None or row.fingerprint is None:
         return []

@@ -16,9 +16,9 @@ Django's cursor sends the statements if one of the conditions in this note is no
 # Note [Prepared statements]
 On each connection, the first claim is sent as SQL text. If a connection is used for one request only, prepared
 statements save no time. On each connection, the message with the second claim also prepares the statements. The name of
-a prepared statement contains a hash of the SQL. So two releases of this package can use the same pooler, because two
-different statements have two different names. With a connection pool, the next request gets the same connection object
-of psycopg. So an attribute of this connection object stores the state of the connection, for example "prepared".
+a prepared statement contains a hash of the SQL, so different statements have different names. So two releases of this
+package can use the same pooler. With a connection pool, the next request gets the same connection object of psycopg. So
+an attribute of this connection object stores the state of the connection, for example "prepared".
 
 A prepared statement can fail for two reasons. First, the command DISCARD ALL can delete the prepared statement. Second,
 another client behind a connection pooler can already have a prepared statement with the same name. If the prepared
@@ -26,10 +26,10 @@ statement of a claim fails, the claim is rolled back and sent again as SQL text.
 connection sends all statements as SQL text. If the prepared statement of a completion fails, the request fails, and
 nothing of the request is committed. A completion is never sent again, because the view has run already.
 
-PostgreSQL makes a plan for each prepared statement. If the key table is empty at this time, the plan is a sequential
-scan. A sequential scan reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection
-ends. So `enable_seqscan` must be off while PostgreSQL plans a prepared statement. The prepared statement itself
-switches `enable_seqscan` on again. Otherwise, the setting would also change the plans for the view's queries.
+If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
+reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
+must be off while PostgreSQL plans a prepared statement. The prepared statement itself switches `enable_seqscan` on
+again. Otherwise, the setting would also change the plans for the view's queries.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, the argument `status` is IDLE. In this case, the result True means that psycopg would send a BEGIN
+    Before BEGIN, the argument `status` is IDLE. With IDLE, the result True means that psycopg would send a BEGIN
     without options, and that Django would commit the transaction. Before COMMIT, the argument `status` is
-    IN_TRANSACTION. In this case, the result True means that Django would send only COMMIT at the end of the current
-    `atomic()` block. The function does not check whether the connection needs a rollback.
+    IN_TRANSACTION. With IN_TRANSACTION, the result True means that Django would send only COMMIT at the end of the
+    current `atomic()` block. The function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (

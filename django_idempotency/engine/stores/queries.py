@@ -2,7 +2,7 @@
 
 Each store builds its SQL statements only once. Each store has its own INSERT. The other statements differ only in the
 SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names. The
-functions `values_of` and `values_of_claim` return the parameters.
+functions `values_of` and `values_of_claim` return dicts of parameters.
 """
 
 from __future__ import annotations
