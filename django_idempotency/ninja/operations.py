@@ -224,8 +224,7 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Return None, because Django Ninja has no request class of its own. Protected operations have their own decorator.
-    """
+    """Return None, because Django Ninja uses Django's request class. Protected operations have their own decorator."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
