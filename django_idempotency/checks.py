@@ -39,7 +39,7 @@ def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Run all checks. The checks that query a database run only if Django passes `databases`. Django passes `databases`
-    for `check --database`, and before `migrate`.
+    to the checks for the command `check --database`, and before the command `migrate`.
     """
     try:
         get_settings()
@@ -50,10 +50,10 @@ def check_project(
 
 def check_settings() -> Iterator[CheckMessage]:
     """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
-    in use must exist, and the database routers must allow the key table on this alias.
+    on which the project stores keys must exist. The database routers must allow the key table on this alias.
 
     Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
-    can have the same primary key. Two tenants can use the same key table and the same locks for their keys.
+    can have the same primary key. Two tenants can also share one key table and the locks for its keys.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -69,7 +69,7 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
-    """Check the server and the key tables of each database in use, with queries to the database."""
+    """Send queries to each database on which the project stores keys, and check the server and the key tables."""
     for alias in _aliases().intersection(databases):
         try:
             yield from store_for(alias).check()
@@ -175,8 +175,8 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # The packages psycopg and psycopg2 use different numbers for the isolation levels. The import of
-        # `IsolationLevel` is inside this function, because the import fails if psycopg and psycopg2 are both missing.
+        # The packages psycopg and psycopg2 use different numbers for the isolation levels. `IsolationLevel` is imported
+        # only for PostgreSQL, because the import needs psycopg or psycopg2.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

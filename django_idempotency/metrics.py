@@ -77,8 +77,8 @@ class KeyCollector:
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges. If a database does not answer, its gauges keep their last values, so that no active alert
-        ends.
+        """Return the gauges. If a database does not answer, its gauges keep their last values. So an active alert does
+        not end.
         """
         families = _families()
         for alias in self.using or (alias_for(None),):
@@ -103,7 +103,7 @@ class KeyCollector:
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     """Count every outcome, and register a `KeyCollector`. Call `install` once for each process and registry.
 
-    This function reads no database.
+    This function does not send a query to a database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -138,8 +138,8 @@ def _values(alias: str) -> dict[str, float]:
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
-    # If the number or the ages of the open transactions are unknown, the gauge gets no value, because the value 0 would
-    # be wrong.
+    # If the number or the age of open transactions is unknown, the gauge of this number or age is left out. The value 0
+    # would be wrong.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]

@@ -1,8 +1,8 @@
-"""This module has the admin pages on which a person decides about one key, or about all ticked keys of the list.
+"""On the admin pages of this module, a person decides about one key, or about several keys that are ticked in the list.
 
 The page of a decision first explains what the decision will do. If the person enters a result or a response, the page
 shows a preview before the decision is made. A decision changes only keys that the page has shown. The person must have
-the permission to decide. If a key has changed after the page was shown, the decision does not change this key.
+the permission to decide. If a key has changed since the page was shown, the decision does not change this key.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """Return the keys that were ticked in the list. The result has at most as many keys as one page of the list.
+    """Return the keys that were ticked in the list. The function returns at most `list_per_page` keys.
 
     The choice "Select all" of Django's list has no effect on decisions, because "Select all" could mean the whole
     table.
@@ -78,8 +78,8 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
     """Handle a request for the form, for the preview, or for the decision itself.
 
-    Return the page with the form or the preview. Return None if the decision was made, or if the decision is possible
-    for none of the keys. If this function returns None, a message in the admin tells the person what has happened.
+    Return the page with the form or the preview. If the decision was made, return None. If the decision is not possible
+    for any key, also return None. In both cases, a message in the admin tells the person what has happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -142,11 +142,12 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """Return a stored result of each step as an example. If the person may not see results, return no examples.
+    """For each step in `steps`, find a stored result as an example, and return the examples. If the person may not see
+    results, return no examples.
 
-    The example of a step comes from the newest completed key that has this step and the same operation as `key`. The
-    queries read only the latest results. The first query reads a range of primary keys, and the next queries read
-    single rows.
+    The example of a step comes from a completed key that has this step. This key and `key` have the same operation. If
+    there are several such keys, the newest key is used. One query reads the latest rows of the step table, which are a
+    range of primary keys. The next queries find rows by their primary keys.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

@@ -1,5 +1,5 @@
-"""Above the list of keys, the admin shows the number of keys in each state, and the keys that need attention. This
-module makes this part of the page.
+"""This module makes the part of the admin page above the list of keys. This part shows how many keys are in each state,
+and how many keys need attention.
 
 Each query of this module reads a limited part of the table.
 """
@@ -35,10 +35,10 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A `Part` object has a condition that finds keys. If `order` is not None, an index sorts these keys by the column
-    `order`.
+    """A `Part` object has a condition that finds keys. If `order` is not None, the query uses an index to read the keys
+    in the order of the column `order`.
 
-    If `steps` is not None, a key must also have a step that matches the condition `steps`.
+    If `steps` is not None, a key is found only if one of its steps matches the condition `steps`.
     """
 
     condition: Q
@@ -62,7 +62,7 @@ sometimes reads all steps, even if it finds nothing.
 
 
 def find(state: str, keys: Keys) -> list[int]:
-    """Return the ids of the keys in this state, the oldest key first.
+    """Return the ids of the keys that are in this state. The id of the oldest key is first.
 
     Args:
         state: a name in `BY_INDEX`, or "attention" for all states that need attention.
@@ -73,23 +73,24 @@ def find(state: str, keys: Keys) -> list[int]:
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # all wanted states are found, so the loop can stop
+        if name == wanted[-1]:  # the loop has read the last wanted state, so the loop can stop
             break
     return sorted(found)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """For each state, yield the name, the ids of the keys, and whether a query has reached the limit `most`.
+    """For each state, yield a tuple with the name of the state, the ids of its keys, and a bool.
 
-    If a key is in several states, the function yields this key only for the worst of its states.
+    The bool is True if a query has found `most` keys and has stopped at this limit. If a key is in several states, the
+    function yields the key only once, with its worst state.
     """
     worse: set[int] = set()
     for name, parts in BY_INDEX.items():
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A cleanup never deletes a key that is in progress and has no lease. A cleanup deletes most other old keys.
-            # So such a key is among the first keys in the index on `expires_at`.
+            # A cleanup deletes most expired keys, but never deletes a key that is in progress without a lease. So an
+            # expired key without a lease is among the first keys in the index on `expires_at`.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -113,18 +114,20 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return the latest rows of `keys`.
+    """Return the latest keys among `keys`.
 
-    The query reads only the highest ids, a range of `count` ids, and not the whole table.
+    The query does not read the whole table. The query reads only a range of `count` ids, which ends with the highest
+    id.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the other keys that have the same resource and the same fingerprint as this row.
+    """Return the other keys whose resource and fingerprint are the same as in this row.
 
-    If there is such a key, possibly a client has sent one request with two keys, and the customer was charged twice.
+    If there is such a key, a client has possibly sent one request with two different keys. Then the customer was
+    possibly charged twice.
     """
     if row.resource_id is None or row.fingerprint is None:
         return []

@@ -42,8 +42,8 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """Return the names of the steps whose result a person can record. Such a step is in doubt, or a person has
-        already recorded a result for this step.
+        """Return the names of the steps whose result a person can record. A result can be recorded for a step in doubt,
+        and for a step whose result a person has recorded before.
         """
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
@@ -52,14 +52,14 @@ class Facts(Seen):
         """Return whether this action needs a confirmation. Before the confirmation, a person must find out what the
         earlier attempts have done.
 
-        After the action "release", the next retry makes the calls in doubt again. A release with a call in doubt needs
-        a confirmation, except with the policy "retry". The policy is only about calls, so a release with a write in
-        doubt always needs a confirmation. If a key is in progress without a lease, the work has committed writes. So a
-        release of this key also needs a confirmation.
+        After the action "release", the next retry repeats each call that is in doubt. If a call is in doubt, a release
+        needs a confirmation, but not with the policy "retry". If a write is in doubt, a release always needs a
+        confirmation, because the policy decides only about calls. If a key is in progress without a lease, a release
+        needs a confirmation, because the work has already committed writes.
 
         The action "answer" needs a confirmation if the key has a finished call or a step in doubt. An answer for a key
-        in progress without a lease also needs a confirmation. After an answer, the key no longer needs attention. Then
-        people could forget that the order for a charge is missing.
+        in progress without a lease also needs a confirmation. After an answer, the key no longer needs attention. So
+        people could forget that a customer has paid, but the order does not exist.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -70,8 +70,8 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
     """Return the `Facts` of these rows, in the order of the rows. All rows must be in the same database.
 
-    The function runs two queries, also for many rows. If `results` is False and all keys are completed, the function
-    runs no query.
+    For any number of rows, the function runs only two queries. But if `results` is False and all keys are completed,
+    the function does not run a query.
 
     Args:
         results: if True, the function also reads the results and errors of the steps, also for completed keys. Results

@@ -1,12 +1,13 @@
-"""This module has the decorator `idempotent_operation`, and a class for requests to operations with this decorator.
+"""This module has the decorator `idempotent_operation`, and the class `NinjaViewCall` for requests to protected
+operations.
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
 function of the operation. The decorator puts an inner wrapper around the function of the operation. The inner wrapper
 protects the function. The decorator also puts an outer wrapper around `Operation.run`. The outer wrapper tells the
-inner wrapper which operation is running. If the API's exception handlers raise an exception, the outer wrapper raises
-this exception again. If the inner wrapper raised this exception, `Operation.run` would give the exception to the same
-handlers again.
+inner wrapper which operation is running. An exception handler of the API can itself raise an exception. The outer
+wrapper, and not the inner wrapper, raises this exception again. If the inner wrapper raised the exception,
+`Operation.run` would give the exception to the same handlers a second time.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # `wraps()` has copied only a reference to the list of the unprotected function. So `protected` gets a new list. Our
-    # wrapper is the first item of this list, so no other wrapper is between our wrapper and `Operation.run`.
+    # After `wraps()`, `protected` and the unprotected function have the same list. So `protected` gets a new list. Our
+    # wrapper is the first item of the new list, so that our wrapper directly calls `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -161,8 +162,8 @@ class NinjaViewCall(ViewCall):
             return None
         if isinstance(auth, str):
             # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
-            # returned the text. Django Ninja's own authenticators for sessions never return a text, so these
-            # authenticators are not counted.
+            # returned the text. Django Ninja's own authenticators for sessions never return a text, so the code does
+            # not count these authenticators.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -182,7 +183,7 @@ class NinjaViewCall(ViewCall):
         return self.render(converted(self.operation, self.request, response, temporal))
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """Return the answer of the API's exception handlers, which run in a new transaction."""
+        """Call the API's exception handlers in a new transaction, and return their answer."""
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
@@ -223,9 +224,7 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Return None, because requests of Django Ninja are requests of Django. Protected operations have their own
-    decorator.
-    """
+    """Return None, because Django Ninja uses Django's request class. Protected operations have their own decorator."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:

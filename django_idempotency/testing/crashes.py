@@ -1,6 +1,6 @@
-"""With `crash_at_each_step=True`, a test stops a leased request before and after each step, and sends a retry.
+"""With `crash_at_each_step=True`, a test stops leased requests before each step and after each step.
 
-The test fails if a call or a write has run twice.
+After each stop, the test sends a retry. The test fails if a call or a write has run twice.
 
 The view passes the functions of its steps to methods of `Operation`. So this module replaces these public methods. This
 module also adds an execute wrapper to each of Django's database connections. The exception `Stopped` ends the request.
@@ -67,7 +67,9 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place. Stop the request if the place is `stop_at` or a later place."""
+        """Record the place. If the number of the place is `stop_at`, stop the request. After the stop, each later place
+        stops the request again.
+        """
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -117,13 +119,14 @@ def watched(watch: Watch) -> Iterator[None]:
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement for the method `original` of `Operation`.
 
-    The replacement calls `original`, and also reports each place where the request can be stopped.
+    The replacement calls `original`. At each place where the request can be stopped, the replacement calls
+    `watch.reach`.
     """
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # The start of a call is committed before the function of the call runs. A `fetch` or a `write` commits
-            # nothing before its function runs.
+            # Before the function of a call runs, the start of the call is committed. Before the function of a `fetch`
+            # or a `write` runs, nothing is committed.
             if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
@@ -158,9 +161,9 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """For each place, the checks of `crash_at_each_step` stop one request, which has a new key.
+    """For each place, the checks of `crash_at_each_step` send a request with a new key.
 
-    Then the checks end the lease of the key, and send a retry.
+    The checks stop this request at the place. Then the checks end the lease of the key, and send a retry.
 
     Args:
         checks: counts what the requests create, and writes the failures.
@@ -206,7 +209,7 @@ class CrashChecks:
             pass
         else:
             raise self._not_stopped(stopped, where, reply)
-        lapsed = F("created_at") - timedelta(seconds=1)  # a time in the past, so the lease is over
+        lapsed = F("created_at") - timedelta(seconds=1)  # this time is in the past, so the lease is over
         stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
@@ -236,8 +239,8 @@ class CrashChecks:
         """Yield each defect of the retry, together with advice for the developer.
 
         A call that was made twice is a defect if the call has no derived key. A step needs the same name in all
-        attempts. If `reconcile` uses a different function to record the result of a call, the run of this function is
-        not counted as a second call.
+        attempts. `reconcile` can use a different function to record the result of a call. A run of this different
+        function does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

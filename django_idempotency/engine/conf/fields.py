@@ -19,15 +19,15 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """If a layer does not set an option, the option has the value `Unset` in this layer. Then the package looks in the
-    next layer.
+    """If a layer does not set an option, the option has the value `Unset` in this layer. If the value is `Unset`, the
+    package looks for the option in the next layer.
 
-    The layers have this order: action, class, base classes, settings, default.
+    The package reads the layers in this order: action, class, base classes, settings, default.
     """
 
 
 def option(default: Any, check: Check) -> Any:
-    """Return a field of `Idempotency`. The default is used only if the project does not set the option at all."""
+    """Return a field of `Idempotency`. If the project does not set the option in any layer, the default is used."""
     return field(default=Unset, metadata={"default": default, "check": check})
 
 
@@ -43,7 +43,7 @@ def declared(cls: Any) -> dict[str, Field[Any]]:
 
 def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
     """Raise `IdempotencyConfigurationError` if the value is not valid for the option or setting. The error message
-    begins with `place`, a text that names the option or setting.
+    begins with the text `place`, which names the option or the setting.
     """
     if (problem := declaration.metadata["check"](value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
@@ -68,8 +68,8 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a check that calls the function `possible`. If `possible` refuses a value, the check returns the text
-    `advice`.
+    """Return a check that calls the function `possible`. If the result of `possible` is false, the check returns the
+    text `advice`.
     """
     return lambda value: None if possible(value) else advice
 
@@ -80,8 +80,8 @@ def or_none(check: Check) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """Return a check that accepts only the allowed values. A value must also have the same type as the allowed value,
-    so a check for 1 refuses True and 1.0.
+    """Return a check that accepts only the allowed values. The type of the value must also be the same. For example, if
+    only 1 is allowed, the check refuses True and 1.0.
     """
     known = [(type(value), value) for value in allowed]
     return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
@@ -111,7 +111,9 @@ METHODS = must(
 
 
 def duration(minimum: float) -> Check:
-    """Return a check that accepts only a `timedelta` or a number of seconds, from `minimum` to 100 years."""
+    """Return a check that accepts only a duration from `minimum` seconds to 100 years. The duration is a `timedelta` or
+    a number of seconds.
+    """
 
     def possible(value: Any) -> bool:
         known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
@@ -145,8 +147,8 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 
 def called(value: Any) -> str | None:
-    """Check that a value is a callable that is not `async`. An `async def` function returns a coroutine, and an `if`
-    treats every coroutine as True.
+    """Check that a value is a callable, but not an `async def` function. An `async def` function returns a coroutine,
+    and in an `if`, every coroutine is true.
     """
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."

@@ -78,9 +78,9 @@ class IdempotencyMixin:
             )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
-            # Decorators such as csrf_exempt set attributes on `dispatch`, and Django copies these attributes to the
-            # view. Django sees only the mixin's `dispatch`, and not the decorated `dispatch` of a base class. So the
-            # mixin copies the attributes of the base class's `dispatch` to the view.
+            # A decorator such as csrf_exempt sets attributes on the method `dispatch` of a base class. Django copies
+            # attributes only from the mixin's `dispatch` to the view. So the mixin copies the attributes of the base
+            # class's `dispatch` to the view.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -100,8 +100,8 @@ class IdempotencyMixin:
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         # The view instance serves only one request, so the mixin can replace the handler of this instance with the
-        # protected handler. The dispatch() method of the framework calls the protected handler after the framework's
-        # own checks.
+        # protected handler. First, the dispatch() method of the framework makes its own checks. Then dispatch() calls
+        # the protected handler.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -130,26 +130,27 @@ class IdempotencyMixin:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            # as_view() could not know the options of this request. So the handler is checked here.
+            # as_view() cannot check this handler, because the options depend on the request. So this method checks the
+            # handler.
             refuse_handler(handler)
         return options
 
 
-# At run time, the mixin has no docstring. Otherwise, drf-spectacular would copy the docstring of the mixin into the
-# OpenAPI description of each operation.
+# At run time, the mixin has no docstring. With a docstring, drf-spectacular would copy the text into the OpenAPI
+# description of each operation.
 IdempotencyMixin.__doc__ = None
 
 
 def checked(value: Options) -> Idempotency | None:
     """Return the options as an `Idempotency`, or None if the value is None.
 
-    The function raises `IdempotencyConfigurationError` for options that cannot work.
+    If an option is unknown or has an invalid value, the function raises `IdempotencyConfigurationError`.
     """
     return None if value is None else as_options(value)
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
-    """Return the declaration of a class with the mixin, or None if the class is not protected or has no mixin.
+    """Return the declaration of a class. If the class does not have the mixin, or is not protected, return None.
 
     Args:
         attributes: the attributes of the view, or the attributes that `as_view()` will give to the view.
@@ -160,7 +161,9 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Return whether the class overrides `get_idempotency_options`, so that each request can have different options."""
+    """Return whether the class overrides `get_idempotency_options`. If so, the options can be different for each
+    request.
+    """
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
 
@@ -174,9 +177,9 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield three values for each unsafe HTTP method of a view class: the method, the handler's name, and the handler.
+    """Yield a tuple for each unsafe HTTP method of a view class, for example for POST.
 
-    An unsafe HTTP method is, for example, POST.
+    The tuple has the HTTP method, the name of the handler, and the handler.
 
     Args:
         actions: the actions of a viewset, as a dict from a verb to the name of its handler.
@@ -188,11 +191,11 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return the layers of options for a class with the mixin. If the class is not protected, return no layer.
+    """Return the layers of options for a class that has the mixin. If the class is not protected, return an empty
+    tuple.
 
     The layers have this order: options of the view, options of the handler, options of the class, options of the base
-    classes. If a layer is None, the function leaves out this layer and all layers after this layer. See
-    `class_declaration`.
+    classes. If a layer is None, the function returns only the layers before this layer. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
@@ -204,7 +207,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
     """Return the `idempotency` attributes of the class and its base classes, in the order of the MRO.
 
-    The function does not use the argument `nearest`, but the argument is a part of the cache's key. So if a test
-    replaces the attribute `idempotency` of a class, the cache returns no old result.
+    The function does not read the argument `nearest`, but `nearest` is a part of the cache key. If a test replaces the
+    attribute `idempotency` of a class, the cache key changes. So the cache never returns an old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

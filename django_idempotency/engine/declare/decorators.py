@@ -43,8 +43,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     The decorator protects a function view, a handler method, an `@action` method, or a function under `@api_view`.
     Write the decorator without arguments, with keyword options, or with an `Idempotency` object. The decorator also
-    works with Django's `method_decorator`. Put `idempotent` below every decorator that decides who the caller is, such
-    as `login_required`.
+    works with Django's `method_decorator`. Write `idempotent` below each decorator that checks the caller, such as
+    `login_required`.
 
     Raises:
         IdempotencyConfigurationError: the view cannot be protected. The error is raised at decoration if possible,
@@ -53,7 +53,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    # `method_decorator` decorates the view again on each request. So the options are registered here, at import.
+    # `method_decorator` decorates the view again on each request. But this line runs only at import, so the options are
+    # registered only once.
     register(Declaration((layer,)))
     return partial(_protect, (layer,))
 
@@ -82,8 +83,8 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a `ViewCall` with the request of the view.
 
-    The request is the view's first argument, second argument, or keyword argument `request`. The request can be
-    Django's own request, or a request of the REST framework or of Django Ninja.
+    The request is the first or the second positional argument of the view, or the keyword argument `request`. The
+    request can be Django's own request, or a request of the REST framework or of Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -100,7 +101,7 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return a protected function that runs `view` in a new transaction.
+    """Return a function that runs `view` with protection. For each request, this function makes a `ViewCall`.
 
     The docstring of `in_thread` tells how an `async def` view runs.
 
@@ -135,7 +136,7 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Decorate a function that must do its work once for each key, such as a task or an event handler.
+    """Decorate a task, an event handler, or another function that must do its work only once for each key.
 
     The decorated function can be `def` or `async def`. Every call with the same key returns the result of the first
     run. With `lease`, the decorated function gets its `Operation` as the keyword argument `operation`. Without `lease`,

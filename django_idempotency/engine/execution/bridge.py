@@ -16,21 +16,22 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """This context manager hides an outer call of `async_to_sync` from asgiref while work runs in a transaction.
+    """While work runs in a transaction, this context manager hides an outer call of `async_to_sync` from asgiref.
 
-    A task of the work can run longer than the work itself. For example, `asyncio.gather` does not stop its other tasks
-    when one task fails. With this context manager, the next query of such a task raises a `RuntimeError`. Without the
-    context manager, asgiref would run the query in the thread of the outer `async_to_sync` call. Django makes such an
-    outer call around an async view under WSGI, and around a sync middleware under ASGI. In the thread of the outer
-    call, the query would use our database connection. But our transaction has already ended, perhaps with a rollback.
-    So the query of the task would be committed alone, and a retry would write the same data again.
+    An asyncio task that the work has started can run longer than the work itself. For example, `asyncio.gather` does
+    not stop its other tasks when one task fails. With this context manager, the next query of such a task raises a
+    `RuntimeError`. Without the context manager, asgiref would run the query in the thread of the outer `async_to_sync`
+    call. Django makes such an outer call around an async view under WSGI, and around a sync middleware under ASGI. In
+    the thread of the outer call, the query would use our database connection. But our transaction has already ended
+    with a COMMIT or a ROLLBACK. So the database would commit the query of the task separately. After a ROLLBACK, a
+    retry would write the same data again.
     """
 
     def __enter__(self) -> None:
         bridges: Any = AsyncToSync.executors
         try:
             self._above = bridges.current
-        except AttributeError:  # asgiref is slow in a thread without the attribute `current`, so set `current`
+        except AttributeError:  # without the attribute `current`, asgiref is slow in this thread
             self._above = None
             bridges.current = None
         if self._above is not None:
@@ -42,9 +43,9 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Return a plain function that runs a coroutine function. asgiref's `async_to_sync` does the same.
+    """Return a plain function that runs the coroutine function `function`, as asgiref's `async_to_sync` does.
 
-    But the plain function of `awaiting` also uses the context manager `NoBridgeAbove`.
+    In addition, this plain function uses the context manager `NoBridgeAbove`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -72,8 +73,8 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call and await a coroutine function, or call a plain function in a thread. If the plain function returns an
-    awaitable, also await the awaitable.
+    """Call `function`, and return its result. A coroutine function is awaited, and a plain function runs in a thread.
+    If a plain function returns an awaitable, the awaitable is also awaited.
     """
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
@@ -82,11 +83,11 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Call `run(work)` in the thread of the database connection, and wait for its result on the event loop.
+    """Call `run(work)` in the thread of the database connection, and await the result of `run` on the event loop.
 
-    If `work` is a coroutine function, `work` runs on the event loop. But the `sync_to_async` calls of `work` run in the
-    thread of the connection, so the queries of these calls are part of the transaction. If the caller is cancelled,
-    `work` is cancelled, too, and the exception rolls the transaction back.
+    If `work` is a coroutine function, `work` runs on the event loop. But if `work` calls a function with
+    `sync_to_async`, this function runs in the thread of the connection. So the queries of this function are part of the
+    transaction. If the caller is cancelled, `work` is also cancelled, and `CancelledError` rolls the transaction back.
 
     Args:
         run: this function is called in the thread. Its argument is a plain function that runs `work`.
@@ -95,8 +96,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller is cancelled, a claim in the thread continues. After the claim, this check raises an error, and
-        # the work does not start.
+        # If the caller is cancelled, the thread continues to claim the key. After the claim, this check raises an
+        # error, so that the work does not start.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -105,7 +106,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # if the event loop has ended, no code would await a new coroutine
+        refuse_if_cancelled()  # after the end of the event loop, no code would await a new coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -118,9 +119,9 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await `work`. If the current task is cancelled, wait for the end of `work`, and then raise `CancelledError`.
 
-    When a client closes its connection, the server cancels the request. Perhaps an external call is running, and the
-    external service answers a moment later. Without the wait, the outcome of this call would be unknown. A second
-    cancellation of the task stops `work`.
+    When a client closes its connection, the server cancels the request. At this moment, an external call can still be
+    running. If this function did not wait for the call, the outcome of the call would be unknown. A second cancellation
+    of the task stops `work`.
 
     Args:
         work: a coroutine, which runs in a task of its own.
@@ -128,7 +129,7 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task})  # if `asyncio.wait` is cancelled, the task is not cancelled and continues
+        await asyncio.wait({task})  # the cancellation of `asyncio.wait` does not cancel the task
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task}, timeout=at_most)

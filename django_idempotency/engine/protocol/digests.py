@@ -1,4 +1,4 @@
-"""Hashes of keys. A query finds a key in the table by two numbers of fixed size, and not by long texts."""
+"""Hashes of keys. To find a key in the table, a query compares two numbers instead of long texts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """Return the SHA-256 hash of all parts. The length of each part is hashed before the part.
+    """Return the SHA-256 hash of all parts. Before each part, the length of this part is hashed.
 
-    Because of these lengths, the hashed bytes of two different lists of parts are never the same.
+    So two different lists of parts never give the same bytes to the hash function.
     """
     pieces: list[bytes] = []
     for part in parts:
@@ -35,7 +35,9 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """Return a number that depends only on the key. With `key_hash`, an operator can find a key without its scope."""
+    """Return a number that depends only on the key. With this number, an operator can find a row if only the key is
+    known.
+    """
     return identify(scope="", operation="", key=key).key_hash
 
 
@@ -51,8 +53,8 @@ def hash_of(reference: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An identity has the caller, the operation and the key of a request or of a row. The function `identify` makes an
-    identity.
+    """An identity has a caller, an operation and a key. Each request and each row of the key table has an identity. The
+    function `identify` makes an identity.
 
     If a request has no usable key, only the operation is known, and `scope` and `key` are empty texts.
 
@@ -71,7 +73,7 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """Return the hex digits that logs show in place of the key, see `reference_of`.
+        """Return the hex digits that logs show in place of the key. The function `reference_of` makes these hex digits.
 
         If the request has no usable key, the reference is an empty text.
         """
@@ -102,8 +104,8 @@ def kept_scope(scope: str) -> str:
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
     """Return the identity of a request or of a row.
 
-    `stored` is True if the scope comes from the table. This function does not change such a scope. `stored` is False if
-    the scope comes from a request. For a scope from a request, `kept_scope` decides whether the scope is hashed.
+    If the scope comes from the table, `stored` is True, and this function does not change the scope. If the scope comes
+    from a request, `stored` is False, and `kept_scope` decides whether the scope is hashed.
     """
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
@@ -114,7 +116,7 @@ def derived_key(identity: Identity, step: str) -> str:
     """Return a UUID (version 5, RFC 9562) for one external call.
 
     The UUID of this call is the same in every attempt, in every process and in every release of the package. The UUID
-    is `uuid5(DERIVED, text)`. In `uuid5(DERIVED, text)`, `text` is the SHA-256 hash of scope, operation, key and step
-    name, in hex digits. The length of each of these four parts is hashed before the part, as 8 bytes.
+    is `uuid5(DERIVED, text)`. Here `text` has the hex digits of a SHA-256 hash. The hash is made of four parts: scope,
+    operation, key and step name. Before each part, the length of this part is hashed as 8 bytes.
     """
     return str(uuid5(DERIVED, digest(identity.scope, identity.operation, identity.key, step).hex()))

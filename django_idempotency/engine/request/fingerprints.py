@@ -5,8 +5,9 @@ A retry must have the same fingerprint as the first request with the same key.
 # Note [What Django has read is compared]
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. The fingerprint of every other
 request is made of `request.body`. Django keeps `request.body`, so a view, a parser or a signature check can read the
-body again. But the package does not replace Django's stream. So a view that reads the stream of a form needs the option
-`fingerprint=`. A view that sets upload handlers also needs this option.
+body again. But after the package has read a multipart form, Django's stream is empty, and the package does not replace
+the stream. So if a view itself reads the stream of a form, the view needs the option `fingerprint=`. If a view sets
+upload handlers, the view also needs the option `fingerprint=`.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. The fingerprint is
@@ -56,7 +57,8 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """This exception means that the package does not compare parsed data, but the bytes of the body.
+    """This exception means that the body cannot be compared as parsed data. Then the package compares the bytes of the
+    body.
 
     For example, a request has the content type JSON, but its body is not valid JSON. Some views can read such a body.
     """
@@ -110,7 +112,8 @@ def fingerprint_of(
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return a text with the parameters of the content type and the charset that Django uses to decode the body.
+    """Return a text with the parameters of the content type. The text also has the charset with which Django decodes
+    the body.
 
     The text does not contain the boundary of a form, because each retry has a new boundary. If the content type names
     no charset, the text contains Django's default charset.
@@ -159,11 +162,11 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
     except (LookupError, ValueError) as error:
-        # This error occurs if Python does not know the charset of the form, or if this charset is a codec that returns
-        # no text.
+        # This error occurs for two reasons. Python does not know the charset of the form, or the charset is a codec
+        # that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # When Django parses a form, Django makes the list of upload handlers immutable. So a mutable list means that Django
-    # has not parsed the form. If the form is also empty, other code has read the stream.
+    # When Django parses a form, Django makes the list of upload handlers immutable. So if the list is mutable, Django
+    # has not parsed the form. If the list is mutable and the form is empty, other code has read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -184,7 +187,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     For example, a client can close the connection before the end of the body. Then Gunicorn gives the first part to
     Django, as if this part were the whole body.
     """
-    said = str(request.META.get("CONTENT_LENGTH", ""))  # some test clients and servers set an int
+    said = str(request.META.get("CONTENT_LENGTH", ""))  # some test clients and servers set a number instead of a text
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
         # Under WSGI, Django reads a chunked body as an empty body. So two different chunked bodies would have the same
@@ -207,15 +210,15 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """Return the data that the framework's parser has made of JSON or a form, so that no body is parsed twice.
+    """If the body is JSON or a form, return the data that the framework's parser has made. So no body is parsed twice.
 
     For other content types, the parsed data is not used, because a parser can return objects of any kind and size. For
-    example, a YAML parser can make millions of values of a few bytes.
+    example, a YAML parser can make millions of values from a few bytes.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # a parser can return no data, and leave the body to the view
+        raise Unparsable  # some parsers return no data, and the view reads the body
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -241,7 +244,7 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """A `Number` is a number with a fraction, stored as the text that the client wrote.
+    """For a number with a fraction, a `Number` has the text that the client has sent.
 
     If numbers with a fraction were converted to floats, two different numbers could become equal.
     """
@@ -265,7 +268,8 @@ _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
-    """Convert a value from a framework's parser into plain data. Two different values stay different.
+    """Convert a value from a framework's parser into plain data. If two values are different, their plain data are also
+    different.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
@@ -281,7 +285,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict with one list for each name of a field or file. The list has all values with this name."""
+    """Return a dict. For each name of a field or a file, the dict has a list of all values with this name."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -310,9 +314,10 @@ def _tagged(value: Any) -> Any:
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Return a copy of a JSON object with only the fields in `names`. In a list, each JSON object becomes such a copy.
+    """Return a copy of a JSON object that has only the fields in `names`. If `value` is a list, copy each JSON object
+    of the list.
 
-    If a JSON object has none of these fields, the object itself is returned.
+    If a JSON object has no field that is in `names`, the copy has all fields of the object.
     """
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]

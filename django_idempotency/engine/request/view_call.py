@@ -25,8 +25,8 @@ from .responses import capture
 
 
 class ViewCall:
-    """A `ViewCall` is one call of a protected view. Each other framework has a subclass of `ViewCall`, so the pipeline
-    and the engine work with each framework.
+    """A `ViewCall` is one call of a protected view. The REST framework and Django Ninja have their own subclasses of
+    `ViewCall`, so that the engine works with each framework.
 
     `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
     `_idempotency_runs`.
@@ -81,7 +81,7 @@ class ViewCall:
     # --- running
 
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
-        """Call the view. Decide from the response what happens to the view's writes and to the key."""
+        """Call the view. The response decides what happens to the view's writes and to the key."""
         request: Any = self.request
         self._attach(operation)
         request._idempotency_runs = True
@@ -92,14 +92,14 @@ class ViewCall:
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
             # A client understands a status of 400 or more as "nothing has happened". But if an external call has no
-            # result, perhaps the other service has done its work. So while a call is in doubt, a response with a status
-            # of 400 or more must not be stored.
+            # result, the external service has possibly done its work. So while a call is in doubt, a response with a
+            # status of 400 or more must not be stored.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Decide from the response what happens to the view's writes and to the key."""
+        """Read the response, and decide what happens to the view's writes and to the key."""
         if response.status_code < 500 and self.options.record(response):
             return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
         verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
@@ -113,7 +113,8 @@ class ViewCall:
         return None
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
-        """Call the project's `reconcile`, which can return the final response for an abandoned attempt.
+        """Call the project's function `reconcile`. After an abandoned attempt, `reconcile` can return the final
+        response.
 
         If `reconcile` returns None, the view runs again.
         """
@@ -124,18 +125,19 @@ class ViewCall:
         return None if response is None else found(self.ready(response), self.options)
 
     def _attach(self, operation: Operation) -> None:
-        """Set `request.idempotency` for the view, and `operation.request` for `reconcile`."""
+        """Set the attribute `request.idempotency`. In leased mode, also set the attribute `operation.request`."""
         request: Any = self.request
         request.idempotency = operation
-        # Only `reconcile` needs `operation.request`, and atomic mode has no `reconcile`. In atomic mode,
-        # `operation.request` would only make a reference cycle.
+        # Only the function `reconcile` needs `operation.request`. Atomic mode never calls `reconcile`, so in atomic
+        # mode the attribute would only make a reference cycle.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
     # --- answering
 
     def render(self, response: Any) -> HttpResponseBase:
-        """Return the response of the view in rendered form. A `TemplateResponse`, for example, must be rendered first.
+        """Return the response of the view. If the response is, for example, a `TemplateResponse`, render the response
+        first.
 
         If the view has returned a value that is not a response, this method raises an error before the COMMIT.
         """
@@ -145,7 +147,8 @@ class ViewCall:
         said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-        # Django itself calls `check_response` only after our COMMIT, and that is too late.
+        # Django itself calls `check_response` only after our COMMIT, so this method checks the response before the
+        # COMMIT.
         BaseHandler().check_response(response, self.view, said)
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
@@ -160,13 +163,13 @@ class ViewCall:
         return bool(synchronous(allowed)(self.asked_with, *args, **kwargs))
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
-        """Return the response for the framework, with the header that says whether the response is a replay."""
+        """Set the header that says whether the response is a replay, and return the response."""
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
 
 
 def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
-    """Return the response of `reconcile` in rendered form.
+    """If necessary, render the response of `reconcile`. Return the response as a final result.
 
     Raises `IdempotencyConfigurationError` if the response is not final.
     """

@@ -1,24 +1,24 @@
 """This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
 
-With this module, a usual request with a key needs at most as many messages as a request to an unprotected `atomic()`
-view. Django sends BEGIN in one message and COMMIT in another message, and waits for each answer. This module sends
-BEGIN together with the claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also
-send BEGIN together with the next statement. Before each statement, psycopg asks libpq whether a transaction is open. So
-psycopg does not send a second BEGIN after the BEGIN of this module.
+A usual request with a key does not need more messages than a request to an unprotected `atomic()` view. Django sends
+BEGIN in one message and COMMIT in another message, and waits for each answer. This module sends BEGIN together with the
+claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also send BEGIN together
+with the next statement. Before each statement, psycopg asks libpq whether a transaction is open. So psycopg does not
+send a second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
 If a tool for tracing or a package for tenants is active, this module sends no messages. Such a tool or package must see
 each statement. The connection must be an instance of Django's own class, and its psycopg connection must be an instance
 of psycopg's own class. All cursor methods must be Django's own methods. The connection must have no execute wrapper and
-no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default level. If a
-condition of this note is not true, Django's cursor sends the statements.
+no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default level.
+Django's cursor sends the statements if one of the conditions in this note is not true.
 
 # Note [Prepared statements]
-The first claim of a connection is sent as SQL text. If a connection is used for one request only, prepared statements
-save no time. The message with the second claim of a connection also prepares the statements. The name of a prepared
-statement contains a hash of the SQL. So if two releases of this package use the same pooler, different statements have
-different names. A connection pool gives psycopg's connection object to the next request. So psycopg's connection object
-has an attribute with the state of the connection, for example "prepared".
+On each connection, the first claim is sent as SQL text. If a connection is used for one request only, prepared
+statements save no time. On each connection, the message with the second claim also prepares the statements. The name of
+a prepared statement contains a hash of the SQL, so different statements have different names. So two releases of this
+package can use the same pooler. With a connection pool, the next request gets the same connection object of psycopg. So
+an attribute of this connection object stores the state of the connection, for example "prepared".
 
 A prepared statement can fail for two reasons. First, the command DISCARD ALL can delete the prepared statement. Second,
 another client behind a connection pooler can already have a prepared statement with the same name. If the prepared
@@ -26,10 +26,10 @@ statement of a claim fails, the claim is rolled back and sent again as SQL text.
 connection sends all statements as SQL text. If the prepared statement of a completion fails, the request fails, and
 nothing of the request is committed. A completion is never sent again, because the view has run already.
 
-If PostgreSQL plans a prepared statement while the key table is empty, the plan is a sequential scan, which reads the
-whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan` must be
-off while PostgreSQL plans a prepared statement. The prepared statement itself switches `enable_seqscan` on again,
-because the setting must not change the plans for the queries of the view.
+If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
+reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
+must be off while PostgreSQL plans a prepared statement. The prepared statement itself switches `enable_seqscan` on
+again. Otherwise, the setting would also change the plans for the view's queries.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Statement:
         self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}(".encode()
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """Return the bytes that are sent on this connection: the statement with its values as SQL literals."""
+        """Return the bytes of the statement for this connection. The bytes contain the values as SQL literals."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
         for name in self._names:
             value = values[name]
@@ -109,7 +109,7 @@ class Statement:
                 literals.append(b"NULL")
             elif isinstance(value, str):
                 if "\0" in value:
-                    # libpq would drop the NUL and the characters after the NUL.
+                    # libpq would leave out the NUL and all characters after the NUL.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals.append(escape(value.encode()))
             elif isinstance(value, bytes):
@@ -126,10 +126,10 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, the argument `status` is IDLE. Then the function returns True if psycopg would send a BEGIN without
-    options, and Django would commit the transaction. Before COMMIT, the argument `status` is IN_TRANSACTION. Then the
-    function returns True if the end of the current `atomic()` block would send only COMMIT. The function does not check
-    whether the connection needs a rollback.
+    Before BEGIN, the argument `status` is IDLE. With IDLE, the result True means that psycopg would send a BEGIN
+    without options, and that Django would commit the transaction. Before COMMIT, the argument `status` is
+    IN_TRANSACTION. With IN_TRANSACTION, the result True means that Django would send only COMMIT at the end of the
+    current `atomic()` block. The function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -155,7 +155,7 @@ def _first_state(connection: Any, raw: Any) -> str:
     if kind.__module__ not in WRAPPERS or raw.cursor_factory is not Cursor or not all(map(_is_original, methods)):
         state = BY_CURSOR
     else:
-        # If `prepare_threshold` is set, psycopg deallocates all prepared statements after every ROLLBACK.
+        # If `prepare_threshold` is set, psycopg deletes all prepared statements after every ROLLBACK.
         state = NEW if raw.prepare_threshold is None else TEXT
     setattr(raw, STATE, state)
     return state
@@ -164,8 +164,8 @@ def _first_state(connection: Any, raw: Any) -> str:
 def _is_original(method: Any) -> bool:
     """Return whether the method is Django's own method. The result is False if a tool has replaced the method.
 
-    The function checks whether the method's code is in a file of Django. The name and the module of the method say too
-    little, because tools usually copy them from the old method.
+    The function checks whether the method's code is in a file of Django. The function does not check the method's name
+    and module, because tools usually copy the name and the module of Django's method.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
@@ -183,8 +183,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message prepares the claim after the other statements. So if a connection has prepared the claim, the
-        # connection has also prepared the other statements.
+        # The message first prepares the other statements, and then the claim. So if the claim is prepared on a
+        # connection, the other statements are also prepared.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -198,7 +198,7 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
 
 
 def end_and_lock(connection: Any, number: int) -> bool:
-    """Send COMMIT, and return whether the advisory lock with this number is free after the COMMIT."""
+    """Send COMMIT. After the COMMIT, try to get the advisory lock `number`, and return whether this lock was free."""
     result = _send(connection, b"COMMIT; SELECT pg_try_advisory_xact_lock(%d)" % number)
     return bool(result.get_value(0, 0) == b"t")
 
@@ -217,7 +217,7 @@ def end_while(connection: Any, work: Callable[[], T]) -> T:
 def end_with(connection: Any, last: Statement, values: Values) -> None:
     """Send the last statement of a transaction and COMMIT in one message.
 
-    When the `atomic()` block ends later, the block finds no open transaction, and Django runs the `on_commit` hooks.
+    Later the `atomic()` block ends without an open transaction. Then Django runs the `on_commit` hooks.
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
@@ -230,9 +230,9 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
-    """Roll the claim back if the error means that a prepared statement cannot be used.
+    """If the error means that a prepared statement cannot be used, roll the claim back, and return True.
 
-    Return True if the claim was rolled back, because then the caller sends the claim again.
+    After the result True, the caller sends the claim again.
     """
     raw = connection.connection
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
@@ -257,8 +257,7 @@ def _send(connection: Any, message: bytes) -> Any:
             result = raw.pgconn.exec_(message)
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
             error = errors.error_from_result(result, "utf-8")
-            # If the connection is lost, the error comes from libpq and not from the server, and the error has no
-            # SQLSTATE.
+            # If the connection is lost, the error comes from libpq. An error from libpq has no SQLSTATE.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return result
 

@@ -1,8 +1,8 @@
-"""This module has the SQL statements that look up a key, claim the key, and complete or release the claim.
+"""This module has the SQL statements that find a key, claim a key, complete a claim, or release a claim.
 
 Each store builds its SQL statements only once. Each store has its own INSERT. The other statements differ only in the
-SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names, see
-`values_of` and `values_of_claim`.
+SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names. The
+functions `values_of` and `values_of_claim` return dicts of parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds. `round` removes all other digits, because they are only errors of the float.
+    # SQLite's times have milliseconds. `round` keeps only three digits after the point, because all other digits are
+    # errors of the float.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
@@ -67,7 +68,9 @@ class Queries:
 
     @property
     def new_row(self) -> dict[str, str]:
-        """Return a dict from each quoted column name of a new row to the SQL of the column's value."""
+        """Return a dict for a new row. Each item has the quoted name of a column, and the SQL for the value of the
+        column.
+        """
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -83,8 +86,8 @@ class Queries:
     def insert(self, **instead: str) -> str:
         """Return an INSERT … VALUES statement for a new row.
 
-        Each argument in `instead` has the name of a column. The value of the argument is SQL that replaces the usual
-        SQL of this column.
+        Each keyword argument in `instead` has the same name as a column. The argument contains SQL, which the INSERT
+        uses for this column instead of the usual SQL.
         """
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
@@ -103,19 +106,19 @@ class Queries:
 
     @cached_property
     def look(self) -> str:
-        """Return a query that reads the row of an identity without locking the row."""
+        """Return a query that reads the row of an identity. The query does not lock the row."""
         return f"SELECT {', '.join(self.stored_key(self.expired).values())} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
     def seen(self) -> str:
-        """Return a query that finds one row if the key is stored already."""
+        """Return a query that returns one row if the key is stored already, and no row if the key is new."""
         return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
 
     @property
     def fence(self) -> str:
-        """Return the SQL condition that the claimed row still belongs to this attempt. See Note [Fencing].
+        """Return an SQL condition that is true if the claimed row still belongs to this attempt. See Note [Fencing].
 
-        The condition compares the hashes, too, because the row with this id can belong to a different tenant.
+        The condition also compares the hashes, because the row with this id can belong to a different tenant.
         """
         k = self.k
         return (
@@ -127,8 +130,7 @@ class Queries:
     def complete(self) -> str:
         """Return an UPDATE that completes the claim of this request.
 
-        If the parameter `resource_type` is NULL, the column `resource_type` does not change. The same is true for
-        `resource_id`.
+        If the parameter `resource_type` or `resource_id` is NULL, the column with the same name does not change.
         """
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
@@ -146,8 +148,8 @@ class Queries:
 
     @cached_property
     def complete_and_keep(self) -> str:
-        """Return an UPDATE that does the same as `complete`, and also sets the time at which the stored response
-        expires.
+        """Return an UPDATE that completes the claim, like `complete`. The UPDATE also sets the time at which the stored
+        response expires.
 
         One UPDATE for both cases would need a time function inside COALESCE, and Citus does not allow this.
         """
@@ -163,14 +165,15 @@ def as_stored_key(values: Any) -> StoredKey:
     """Return a `StoredKey` from a row that was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # The package can compare the row with the request only if the driver returns text as `str`.
+        # To compare the row with the request, the package needs texts of the type `str`.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
             "connection."
         )
     for name in BYTES:
         if (value := row[name]) is not None:
-            # A driver returns bytes or a memoryview. JSON contains hexadecimal digits.
+            # A driver returns this value as bytes or as a memoryview. In JSON, this value is a text of hexadecimal
+            # digits.
             row[name] = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
     for name in TRUTHS:
         row[name] = bool(row[name])

@@ -97,7 +97,7 @@ class Command(IdempotencyCommand):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """Carry out the decision about the keys, or print only the plan if `--apply` is missing.
+        """If `--apply` is given, carry out the decision about the keys. If `--apply` is missing, only print the plan.
 
         If `answer` is None, release the keys for the next retry. If `answer` is a response, close the keys with this
         response. Return the number of resolved keys. Without `--apply`, return the number of keys in the plan.
@@ -120,7 +120,7 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """Return the keys that the command's options select, with their present state.
+    """Return a `Facts` object for each key that the command's options select.
 
     If an option is an empty list, the function returns no keys.
     """
@@ -139,14 +139,14 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    # Keys in doubt are listed first, because perhaps a customer has already paid.
+    # The command lists keys in doubt first, because the customer of such a key has possibly already paid.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
     """Return the reason why this decision cannot be made about this key.
 
-    Return an empty text if the decision is possible, or if the user has asked for no decision.
+    If the decision is possible, or if the command only lists keys, return an empty text.
     """
     if action and not key.idle:
         return "it is completed, or a worker holds it"
@@ -180,7 +180,7 @@ def _action(options: dict[str, Any]) -> str:
 
     Return an empty text if the command only lists keys.
 
-    Raises `CommandError` if `--apply` is given, but a decision, `--by` or `--reason` is missing.
+    With `--apply`, the command needs a decision, `--by` and `--reason`. Otherwise, this function raises `CommandError`.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
