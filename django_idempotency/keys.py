@@ -27,8 +27,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A `KeyReader` object is a value for the option `key`, and has a text for error answers. The option `key` also
-    accepts a plain function.
+    """A `KeyReader` can be the value of the option `key`, and has a text for error answers.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
@@ -79,7 +78,7 @@ def from_header(name: str) -> KeyReader:
 
 
 def key_reference(key: str) -> str:
-    """Return the reference of a key. Logs and traces show only the reference, because the key can be secret.
+    """Return the reference of a key. Logs and traces show the reference, because the key can be secret.
 
     This function reads no database. The function `django_idempotency.maintenance.find_key` can find a key by its
     reference.
@@ -94,8 +93,9 @@ def key_reference(key: str) -> str:
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the derived key of a step. With the derived key, you can find a call in the records of the external
-    service. The method `operation.derive_key(step)` returns the same key.
+    """Return the derived key of a call. With this key, you can find the call in the external service.
+
+    The method `operation.derive_key(step)` returns the same key.
 
     This function reads no database. The derived key is the same in each attempt, in each process and in each release of
     the package.

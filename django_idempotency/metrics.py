@@ -62,7 +62,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """This collector makes the gauges about the stored keys. Each scrape runs up to six short queries on each database.
+    """The gauges describe the stored keys. Each scrape runs up to six short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -102,7 +102,7 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome, and register a `KeyCollector`. Call this function one time for each process and registry.
+    """Count every outcome, and register a `KeyCollector`. Call this function once for each process and registry.
 
     This function does not send a query to a database.
 

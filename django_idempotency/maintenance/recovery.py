@@ -106,7 +106,7 @@ def recover_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[Asked], None] = lambda asked: None,
 ) -> Recovered:
-    """Call the project's function `reconcile` for each key that needs attention, because some clients never retry.
+    """Call the project's function `reconcile` for each key that needs attention.
 
     Call this function from cron, Celery beat or django.tasks. If several processes need the same key at the same time,
     only one process gets the key. The recovery uses its own transactions. So no transaction may be open when you call

@@ -42,7 +42,7 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry to run. The retry repeats the steps in doubt, with the same derived key for each call.
+    """Allow the next retry. The retry repeats the steps in doubt, and uses the same derived keys.
 
     So a step in doubt can run twice. Before a release, make sure that the step did not happen, and that the step's
     worker is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
@@ -105,7 +105,7 @@ def record_outcome(
 def close_with(
     key: IdempotencyKey, snapshot: Snapshot, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Complete the key with a response. Each retry gets this response, and the work does not run again.
+    """Complete the key with a response. Retries get this response, and the work does not run again.
 
     The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 

@@ -27,8 +27,8 @@ Resource = tuple[str, str]
 class Snapshot:
     """A snapshot has the status, headers and body of a final response.
 
-    If the body is None, the key is completed without a response. The `repr` of a snapshot hides the headers and the
-    body, because a log could contain the `repr`.
+    If the body is None, the key is completed without a response. The `repr` hides headers and body, because logs often
+    contain a `repr`.
     """
 
     status_code: int

@@ -127,7 +127,7 @@ class ViewCall:
         request: Any = self.request
         request.idempotency = operation
         # Only the project's function `reconcile` needs the attribute `operation.request`. Atomic mode never calls this
-        # function, so atomic mode does not set the attribute. The attribute would make a reference cycle.
+        # function. So atomic mode does not set the attribute, which would make a reference cycle.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
@@ -189,13 +189,13 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """A protected view can use this class as the type of its argument `request`."""
+    """Use this class as the type of a protected view's request."""
 
     idempotency: Operation
 
 
 def get_operation(request: Any) -> Operation:
-    """Return the attribute `request.idempotency`, which contains the operation of a protected view.
+    """Return `request.idempotency`, which contains the operation of a protected view.
 
     In leased mode, the operation can run steps. In both modes, the operation has the attributes `key` and `reference`,
     and the method `refer_to`. The attribute `key` of the operation is None if the view runs without an idempotency key.

@@ -9,8 +9,8 @@ A worker can stop for a long time, and continue after the end of its lease. So e
 or changes the claimed row. The transaction continues only if the row is in progress and has the worker's own attempt
 number. A takeover also locks the claimed row, and then changes the attempt number. A person's decision also locks the
 claimed row, and then changes the status. So the old worker cannot commit after the takeover or the decision. If the old
-worker tries this, the error `LeaseLost` rolls back the transaction. Without the lock, the old worker and the new worker
-could commit at the same time.
+worker tries to commit, the error `LeaseLost` rolls back its transaction. Without the lock, the old worker and the new
+worker could commit at the same time.
 
 Each query for the claimed row also compares the two hashes of the key. Some projects have one schema or one database
 for each tenant. In these projects, the work can switch its connection to another tenant with `SET search_path` or
@@ -18,7 +18,7 @@ for each tenant. In these projects, the work can switch its connection to anothe
 has partitions, the database also needs the hashes to find the row's partition.
 
 On every database, the journal updates the claimed row before a worker makes a call. Under REPEATABLE READ, a takeover
-can have a snapshot that is older than this update. In an old snapshot, the call is missing. Because of the update, a
+can have a snapshot that is older than this update. An old snapshot does not contain the call. Because of the update, a
 takeover with an old snapshot fails. A lock without an update would not stop the takeover.
 
 # Note [Lost answers]
