@@ -5,9 +5,9 @@ The admin calls the functions of this module. Your own code can also call `relea
 
 If the row was changed after the person has read the row, the decision is refused. A decision runs in one transaction.
 If an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision
-is possible in three cases: the key has failed, the lease of the key is over, or the key is in progress without a lease.
-The database's clock decides whether a lease is over. A decision changes the row. If an old worker continues after the
-decision, the fence stops the old worker.
+is possible if the key has failed, or if the lease of the key is over. A decision is also possible if the key is in
+progress without a lease. The database's clock decides whether a lease is over. A decision changes the row. If an old
+worker continues after the decision, the fence stops the old worker.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ database has committed the transaction. So the package has a rule for each lost 
   committed, the key is locked until its lease ends.
 * If the connection breaks at the COMMIT before a call, the error propagates, and the worker does not make the call. If
   the start of the call was committed, the call is in doubt.
-* If the connection breaks at the COMMIT after a call, the worker stores the result of the call again on a new
-  connection. If the result was already committed, the second try changes nothing.
+* If the connection breaks at the COMMIT after a call, the worker stores the result again on a new connection. If the
+  result was already committed, the second try changes nothing.
 * If the connection breaks at the COMMIT of a local write, the error propagates, and the package marks the key as
   failed. The next attempt finds a step for the write only if the write was committed.
 * If the connection breaks at the COMMIT that completes the key, the worker tries to mark the key as failed. A completed
