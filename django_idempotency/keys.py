@@ -1,9 +1,9 @@
-"""This module has functions for the option `key`. The functions read the key of clients that cannot set the header
-`Idempotency-Key`.
+"""This module is for clients that cannot set the header `Idempotency-Key`. The functions `from_form_field` and
+`from_header` return values for the option `key`.
 
-A function for the option `key` returns the key, or None if the client sent no key. A request without a key gets the
-answer 400. But if the option `required` is False, a request without a key is not protected. A key must have 1 to 255
-visible ASCII characters. A request with any other key gets the answer 400.
+The option `key` is a function that returns the client's key. If the client sent no key, the function returns None. A
+request without a key gets the answer 400. But if the option `required` is False, a request without a key is not
+protected. A key must have 1 to 255 visible ASCII characters. A request with any other key gets the answer 400.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A `KeyReader` is a callable for the option `key`, with a text for error answers. A plain function works, too.
+    """A `KeyReader` can be the value of the option `key`, and has a text for error answers.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
@@ -42,9 +42,9 @@ class KeyReader:
 
 
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
-    """Read the key from a field of a form, such as the field that `{% idempotency_key %}` renders.
+    """Read the key from a field of an HTML form. The template tag `{% idempotency_key %}` renders such a field.
 
-    The view cannot set `request.upload_handlers`, because Django parses the form before the view runs.
+    The form is parsed before the view runs, so the view cannot set `request.upload_handlers`.
 
     Args:
         name: the name of the field.
@@ -78,9 +78,10 @@ def from_header(name: str) -> KeyReader:
 
 
 def key_reference(key: str) -> str:
-    """Return the reference that logs and traces show instead of the key, because a key can be secret.
+    """Return the reference of a key. Logs and traces show the reference, because the key can be secret.
 
-    This function reads no database. `django_idempotency.maintenance.find_key` can also find a key by its reference.
+    This function reads no database. The function `django_idempotency.maintenance.find_key` can find a key by its
+    reference.
 
     Args:
         key: the client's key, without quotes.
@@ -92,7 +93,9 @@ def key_reference(key: str) -> str:
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the same key as `operation.derive_key(step)`, so that you can find a call at the other service.
+    """Return the derived key of a call. With this key, you can find the call in the external service.
+
+    The method `operation.derive_key(step)` returns the same key.
 
     This function reads no database. The derived key is the same in each attempt, in each process and in each release of
     the package.

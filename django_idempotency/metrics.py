@@ -7,8 +7,8 @@ prometheus-client`, and add this code to your project:
 
             metrics.install()
 
-The counters count only the events of the current process. `KeyCollector` queries the database at every scrape. The
-queries of `KeyCollector` are fast, because they use the partial indexes of the key table.
+The counters count only the events of the current process. The class `KeyCollector` queries the database at every
+scrape. The collector's queries are fast, because each query on the key table uses an index.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges without values, so that no query runs when the collector is registered."""
+        """Return the gauges without values. So no query runs when the collector is registered."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges. If a database does not answer, its gauges keep their last values. So an active alert does
-        not end.
+        """Return the gauges. If a database does not answer, its gauges keep the values of the last successful scrape.
+        So a failure of the database does not end an alert.
         """
         families = _families()
         for alias in self.using or (alias_for(None),):
@@ -89,8 +89,9 @@ class KeyCollector:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
-                # `start_http_server` runs the scrape in a thread that has no Django request. Django closes a connection
-                # only at the end of a request. So this collector must close the connection that the scrape has opened.
+                # The function `start_http_server` runs each scrape in a thread that has no Django request. So Django
+                # does not close the connection of this thread. The collector closes the connection if the scrape has
+                # opened it.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
@@ -101,7 +102,7 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome, and register a `KeyCollector`. Call `install` once for each process and registry.
+    """Count every outcome, and register a `KeyCollector`. Call this function once for each process and registry.
 
     This function does not send a query to a database.
 
@@ -138,8 +139,8 @@ def _values(alias: str) -> dict[str, float]:
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
-    # If the number or the age of open transactions is unknown, the gauge of this number or age is left out. The value 0
-    # would be wrong.
+    # If a value about open transactions is unknown, the gauge is left out. The value 0 would say that no transaction is
+    # open.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
@@ -149,7 +150,5 @@ def _values(alias: str) -> dict[str, float]:
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:
-    """Return the seconds between two times. Both times come from the database, so the clock of the application's host
-    does not matter.
-    """
+    """Return the seconds between two times. Both times come from the clock of the database."""
     return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

@@ -27,7 +27,8 @@ TEXT_LENGTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Story):
-    """A `Shown` object has the data of a key, and says what one person may see of this key.
+    """An admin page uses a `Shown` object to show one key. The object also says whether the current user may see the
+    secrets of the key.
 
     Attributes:
         secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
@@ -41,9 +42,9 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """Return the name of the key for the admin pages. The name contains the key and the key's reference.
+        """Return the text that names the key on an admin page. The text contains the key and the key's reference.
 
-        If the person may not see secrets, the name is only the reference.
+        If the user may not see secrets, the text contains only the reference.
         """
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
@@ -57,15 +58,16 @@ class Shown(Story):
 
 
 def shown(row: Any) -> Shown:
-    """Return the `Shown` object that the function `show` has stored in `row.shown`."""
+    """Return the attribute `row.shown`, which is set by the function `show`."""
     noted: Shown = row.shown
     return noted
 
 
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
-    """For each row, set the attribute `row.shown` to a `Shown` object for the current user.
+    """Set the attribute `shown` of each row. The attribute contains a `Shown` object for the current user.
 
-    The function needs only two queries for all rows: one for the steps, and one for the database's time.
+    The function needs at most two queries for all rows together. One query reads the steps of the keys, and the other
+    query reads the database's time.
 
     Args:
         results: if True, the function also reads the results and the errors of the steps.
@@ -88,9 +90,10 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """Return HTML with the name of an object and a link to the object's page in the admin.
+    """Return a link to the admin page of an object, as HTML. The text of the link names the object.
 
-    The result is None if the admin has no page for this object, or if this person may not see the page.
+    If the admin has no page for the object, the result is None. If the user may not see the page, the result is also
+    None.
 
     Args:
         type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.

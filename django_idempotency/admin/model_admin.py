@@ -1,7 +1,7 @@
-"""The admin pages for keys.
+"""This module makes the admin pages for keys.
 
-On these admin pages, people read keys, and decide about keys that no worker is processing. The pages change a key only
-when a person has made a decision about the key.
+On an admin page, a person can read a key. If no worker is processing the key, the person can also decide about the key.
+An admin page changes a key only if a person makes a decision.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .timeline import last_decision, timeline
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
     """Make a column for the list of keys, or a field for the page of a key.
 
-    `text` is a function that gets a key, and returns the text to show.
+    The argument `text` is a function that gets a key. The function returns the text that the admin shows.
     """
 
     @admin.display(description=title)
@@ -60,20 +60,19 @@ def _response(key: Shown) -> Any:
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run time, `ModelAdmin[…]` would fail
-    """Django's admin shows keys with this class. A subclass with its own `get_queryset()` can show fewer keys.
+class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Django's admin uses this class to show keys. A subclass with its own `get_queryset()` can show fewer keys.
 
-    A user with the permission `view_idempotencykey` sees the list of keys, but the texts of the keys are hidden. With
-    the permission `view_response`, the user also sees the texts of the keys and the stored responses. To make
-    decisions, a user needs the permission `resolve_idempotencykey`. The admin pages cannot change a key in any other
-    way.
+    A user with the permission `view_idempotencykey` sees the list of keys, but does not see the texts of the keys. To
+    see the texts of the keys and the stored responses, a user also needs the permission `view_response`. To make
+    decisions, a user needs the permission `resolve_idempotencykey`. Only a decision can change a key in the admin.
     """
 
     actions = (answer_selected, release_selected)
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # The list has no facets, because Django would count all keys of the table for each choice of each filter.
+    # Facets would show a number beside each choice of a filter. For facets, Django would count all keys in the table.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -91,8 +90,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # If a caller is anonymous, every person who sends the same key gets the stored response. So the admin shows the
-    # texts of keys only to people with the permission to see responses.
+    # If an anonymous caller has sent a key, another person can send the same key, and then gets the stored response. So
+    # the admin shows the text of a key only to people who may also see responses.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -122,14 +121,14 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         """Return whether this user may make decisions.
 
-        If a user may not make decisions, the list of keys shows no actions to this user.
+        If the result is False, the list of keys shows no actions.
         """
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
         """Return whether this user may decide about this key.
 
-        The page of the key and the actions of the list call `may_decide` before each decision.
+        Before each decision, the admin calls this method.
         """
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
@@ -137,9 +136,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Return whether the URL may filter the list by `lookup`. Only the filters that the list shows are allowed.
+        """Return whether a URL may filter the list of keys by this lookup. The method allows only the filters in
+        `list_filter`.
 
-        With `?body__startswith=`, a user could guess a stored body without the permission to see responses.
+        If a URL could contain `?body__startswith=`, a user could guess a stored response that the user may not see.
         """
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
@@ -160,9 +160,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at run
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Show the page of the key, because the timeline on this page has all decisions about the key.
+        """Redirect to the page of the key. The timeline on the page shows all decisions about the key.
 
-        Django's own history page would not show decisions that were made with a management command.
+        Django's own history page shows only the decisions that were made in the admin.
         """
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied

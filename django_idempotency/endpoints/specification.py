@@ -1,9 +1,9 @@
 """This module describes one protected endpoint for clients, as English text and as OpenAPI.
 
-Sections 2.2, 2.3 and 2.5.2 of the IETF draft about the `Idempotency-Key` header list the facts that clients need. A
+The IETF draft about the `Idempotency-Key` header says which facts a client needs (sections 2.2, 2.3 and 2.5.2). A
 client must know whether a key is required, what format a key has, and when a key expires. A client must also know for
 which caller a key is unique, and how a retry is compared with the first request. The command `idempotency_endpoints`
-and the OpenAPI schemas of the frameworks contain the same English texts.
+prints the same English texts that the OpenAPI schemas contain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Idempotency) -> dict[str, str]:
-    """Return a dict with the facts that a client must know. The dict has the name and the text of each fact."""
+    """Return a dict with the facts that a client must know. The dict maps the name of each fact to a text."""
     return {
         "Key": key_format(options),
         "Unique for": uniqueness(options),
@@ -41,7 +41,7 @@ def facts(options: Idempotency) -> dict[str, str]:
 def key_format(options: Idempotency) -> str:
     """Return a text about the format of a key.
 
-    If the option `key` is set, the text says only from where the package reads the key.
+    If the option `key` is set, the text says how the package reads the key, and does not describe the format.
     """
     if options.key is not None:
         with override(None):
@@ -60,8 +60,8 @@ def key_format(options: Idempotency) -> str:
 
 
 def lifetime(options: Idempotency) -> str:
-    """Return a text that says how long a key is kept, such as "1 day" or "36 hours". The unit is the largest unit that
-    gives a whole number.
+    """Return a text that says how long a key is kept. For example, the text for 24 hours is "1 day", but the text for
+    36 hours is "36 hours".
     """
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
@@ -92,8 +92,8 @@ def documented_responses(options: Idempotency) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # In a real answer, the `detail` contains the status of the first response. In the documentation, the `detail` is a
-    # general text, because first responses can have different statuses.
+    # At run time, the error text `detail` contains the status of the response that was not stored. The documentation
+    # cannot know the status of a response, so it contains a general text.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -126,8 +126,9 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    This function changes the argument `operation`. If the project has already declared one of the headers or statuses,
-    the function keeps the project's declaration.
+    This function changes the argument `operation`. If the project has already declared the key's header, the function
+    does not declare the header again. If the project has already declared a status, the function only adds information
+    to the project's declaration.
 
     Args:
         operation: an Operation Object of OpenAPI.
@@ -164,8 +165,8 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # The body of a response with status 202 tells the state of the first request. The status page of the key
-            # also tells the state of the first request.
+            # An answer with status 202 is not an error, so its body is not a problem document. The body is JSON with
+            # the state of the running request.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -187,7 +188,7 @@ def _key(options: Idempotency, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the OpenAPI schemas to which the package's responses refer.
+    """Return the OpenAPI schemas that the package's responses use.
 
     Each call returns new objects, because a hook of the project can change the returned objects.
     """

@@ -1,6 +1,7 @@
-"""Recovery takes over each key that needs attention, and calls the project's `reconcile` to find out the outcome.
+"""A recovery takes over each key that needs attention. Then the recovery calls the project's function `reconcile` to
+find out what has happened.
 
-With recovery, a key can be completed even if the client never sends a retry.
+So a key can be completed even if the client never sends a retry.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """An `Asked` object tells what a recovery did with one key. If an operation has no `reconcile` that can be called,
-    one object is about all keys of the operation.
+    """An `Asked` object tells what a recovery did with one key. If the recovery cannot call `reconcile` for an
+    operation, one object describes all keys of the operation.
 
     Attributes:
         reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
@@ -105,14 +106,14 @@ def recover_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[Asked], None] = lambda asked: None,
 ) -> Recovered:
-    """Call `reconcile` for each key that needs attention, because some clients never retry.
+    """Call the project's function `reconcile` for each key that needs attention.
 
-    Call this function from cron, Celery beat or django.tasks. If several recoveries and retries need one key at the
-    same time, only one of them gets the key. The recovery of each key uses its own transactions, with checks of the
-    fence. So no transaction may be open when you call this function. If `reconcile` returns a result, the result
-    completes the key. If `reconcile` returns None or raises an error, the key is not completed. If a key was not
-    completed, a recovery calls `reconcile` again after the time `older_than`. The log gets one line for each key. If no
-    `reconcile` can be called for an operation, the log gets one line for the operation.
+    Call this function from cron, Celery beat or django.tasks. If several processes need the same key at the same time,
+    only one process gets the key. The recovery uses its own transactions. So no transaction may be open when you call
+    this function. If the function `reconcile` returns a result, the result completes the key. If the function returns
+    None or raises an error, the key is not completed. When the time `older_than` has passed, a recovery can call the
+    function again for this key. The recovery writes one line to the log for each key. If the recovery cannot call
+    `reconcile` for an operation, the log gets one line for the whole operation.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -156,15 +157,15 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # Perhaps the name of a given operation is wrong. So an operation is also reported if it has no keys and no
-    # `reconcile`.
+    # The argument `operations` can contain a wrong name. So the recovery reports an unknown operation, even if the
+    # operation has no keys.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The key with the oldest change stands at the end of the list, because pop() takes the last item. After a call of
-    # `reconcile`, the `updated_at` of the key is new, so the next recovery takes this key last.
+    # The method pop() takes the last item of the list. So the list ends with the key that has the oldest change. After
+    # the recovery of a key, the column `updated_at` has a new time. So the next recovery takes this key last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -178,9 +179,9 @@ def recover_idempotency_keys(
 
 
 def _declared(operation: str) -> Declaration | str:
-    """Return the declaration whose `reconcile` can be called for the keys of an operation.
+    """Return the declaration of an operation. The recovery calls the function `reconcile` of this declaration.
 
-    If no declaration can be used, return the reason as a text.
+    If the recovery cannot use a declaration, return the reason as a text.
     """
     found = registered(operation)
     if not found:
@@ -198,8 +199,8 @@ def _declared(operation: str) -> Declaration | str:
 
 def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # A recovery does not change the stored fingerprint. If the key was deleted or completed in the meantime, the
-    # recovery does not change the key.
+    # The recovery does not change the stored fingerprint. If the key is already deleted or completed, the recovery does
+    # not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if isinstance(claim, InDoubt):
@@ -209,9 +210,9 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Call `reconcile`, and do not run the work.
+        """Call the project's function `reconcile`, and do not run the work.
 
-        If `reconcile` returns None, the key and its steps stay in the table for the next retry.
+        If the function returns None, the key and its steps stay in the table for the next retry.
         """
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
@@ -225,8 +226,8 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        # If the connection is lost, Django opens a new connection for the next key. In a TestCase, the connection must
-        # not be closed, because an `atomic()` block is open.
+        # If the connection is broken, this code closes the connection. Django then opens a new connection for the next
+        # key. In a TestCase, the connection must stay open, because the test is in an `atomic()` block.
         if not store.connection.in_atomic_block:
             store.connection.close_if_unusable_or_obsolete()
         return "failed", f"reconcile raised {describe(error)}"
@@ -245,14 +246,14 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
 
 
 def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
-    """Add the answer of `reconcile` to the key's trail of decisions.
+    """Add the answer of the function `reconcile` to the key's trail of decisions.
 
     The trail of decisions is kept longer than the log of a recovery.
     """
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            with suppress(NotDecryptable):  # the answer of `reconcile` is stored even without an entry in the trail
+            with suppress(NotDecryptable):  # if the trail cannot be decrypted, the trail gets no entry
                 same_row(row).update(decisions=with_decision(held, made))
 
 

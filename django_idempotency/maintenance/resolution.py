@@ -1,13 +1,13 @@
-"""This module has the decisions about a key that is stuck, in doubt or half done.
+"""With this module, a person decides about a key that is stuck, in doubt or half done.
 
 The admin calls the functions of this module. Your own code can also call `release_for_retry`, `record_outcome`,
 `close_with` and `resolve_all`.
 
-If the row has changed since the person read the row, the decision is refused. A decision runs in one transaction. If an
-outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision is
-possible in three cases: the key has failed, the lease of the key is over, or the key is in progress without a lease.
-The database's clock decides whether a lease is over. A decision changes the row. If an old worker goes on after the
-decision, the fence stops this worker.
+If the row was changed after the person has read the row, the decision is refused. A decision runs in one transaction.
+If an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision
+is possible if the key has failed, or if the lease of the key is over. A decision is also possible if the key is in
+progress without a lease. The database's clock decides whether a lease is over. A decision changes the row. If an old
+worker continues after the decision, the fence stops the old worker.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry, which repeats steps in doubt. A repeated call gets the same derived key.
+    """Allow the next retry. The retry repeats the steps in doubt, and uses the same derived keys.
 
-    A step in doubt can run twice. To prevent this, first make sure that the step did not happen, and that the worker of
-    the step is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
-    the writes that the work has committed. The retry does not repeat a step that has a stored result. The function runs
-    in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    So a step in doubt can run twice. Before a release, make sure that the step did not happen, and that the step's
+    worker is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
+    the writes that the work has already committed. The retry does not repeat a step that has a stored result. The
+    function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.
@@ -70,7 +70,7 @@ def record_outcome(
 ) -> None:
     """Store the result that a person has found for a step in doubt. The next retry continues after this step.
 
-    The person finds the result, for example, in the records of the called service. To correct a recorded result, call
+    The person finds the result, for example, in the records of the external service. To correct a recorded result, call
     this function again before the key is completed. The trail of decisions keeps the old result. The function runs in
     one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
@@ -89,9 +89,9 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # The names of steps are compared in Python. In some databases, two names are equal if only capital letters,
-        # accents or spaces at the end are different. But an encrypted result can be decrypted only with the exact name
-        # of its step.
+        # This code compares the names of steps in Python. When some databases compare names, they ignore accents,
+        # capital letters and spaces at the end. But an encrypted result can be decrypted only with the exact name of
+        # its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -105,7 +105,7 @@ def record_outcome(
 def close_with(
     key: IdempotencyKey, snapshot: Snapshot, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Complete the key with this response. Retries get the response, and nothing runs again.
+    """Complete the key with a response. Retries get this response, and the work does not run again.
 
     The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
@@ -147,12 +147,12 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Apply one decision to all given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    If a key has changed since its row was read, the decision about this key is refused. If `keys` is a queryset that
-    was evaluated already, the queryset is not evaluated again. So you can first list the keys of a queryset, and then
-    decide about exactly the listed keys.
+    If a row was changed after your code has read the row, the decision about this key is refused. If the argument
+    `keys` is an evaluated queryset, the function does not run the query again. So you can first print the keys of a
+    queryset, and then decide about exactly the same keys.
 
     Each key is resolved in its own transaction. If an outer `atomic()` block is open, each key is resolved in its own
-    savepoint. If an error ends the function, the earlier decisions are kept.
+    savepoint. If an error ends the function, the decisions before the error are kept.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
@@ -198,11 +198,10 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Store the decision in the key's row. Add the decision and a copy of the steps in doubt to the trail.
+    """Store the decision in the key's row. The trail gets the decision, and a copy of the steps in doubt.
 
-    After a decision, the fence refuses all writes of the old attempt. The key is kept for the project's `ttl` from the
-    decision on, so that a retry still finds the key. If the key already has a later expiry, for example because the
-    view has a longer `ttl`, the expiry does not change.
+    After a decision, the fence refuses all writes of the old attempt. After the decision, the key is kept for the
+    project's `ttl`, so that a retry can find the key. But a decision never moves the expiry to an earlier time.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
     decided: dict[str, Any] = {

@@ -29,8 +29,9 @@ from ..engine.stores import alias_of
 
 
 class RestFrameworkViewCall(ViewCall):
-    """A `RestFrameworkViewCall` is one request to a view of the REST framework. `APIView.initial()` has already
-    authenticated the caller, and checked permissions and throttles.
+    """A `RestFrameworkViewCall` object represents one request to a view of the REST framework. The method
+    `APIView.initial()` has already authenticated the caller. The method has also checked the permissions and the
+    throttles.
     """
 
     asked_with: Request
@@ -47,10 +48,10 @@ class RestFrameworkViewCall(ViewCall):
     def parsed(self) -> Any:
         """Return the data that the view's own parsers have read from the request body.
 
-        If a parser fails, the package compares the raw bytes of the body. If the handler then reads `request.data`, the
-        parser fails again, and this error rolls back the claim. But the claim of a leased view is committed, and cannot
-        be rolled back. So for a leased view, `parsed` itself raises the parser's error. For a multipart form, `parsed`
-        also raises the error, because the stream of the form cannot be read again.
+        If a parser fails, the package compares the raw bytes of the body. If the handler later reads `request.data`,
+        the parser fails again, and the error rolls back the claim. But in leased mode, a committed claim cannot be
+        rolled back. So in leased mode, this method raises the parser's error before the claim. This method also raises
+        the error for a multipart form, because the stream of the form cannot be read again.
         """
         try:
             return self.asked_with.data
@@ -62,41 +63,39 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # After a parser error, the framework would give empty data to the handler. So this loop deletes the parsed
-            # data.
+            # After a parser error, the request contains empty data. This loop deletes the empty data, so that the
+            # handler gets the error again.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
 
     def authenticated(self) -> str | None:
-        """Return the scope for a request with a token that belongs to no user. If the request has a user or has no
-        token, return None.
-        """
+        """Return the scope of a request that has a token, but no user. For every other request, return None."""
         request: Any = self.asked_with
         if request.auth is None or is_authenticated(request.user):
             return None
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return None  # `request.auth` is UNAUTHENTICATED_TOKEN, which means "no token"
+            return None  # the request has no token, so `request.auth` is UNAUTHENTICATED_TOKEN
         kind = type(request.successful_authenticator)
-        # The REST framework's own authenticators never set `request.auth` to a string. So this line counts only the
-        # other authenticators.
+        # The REST framework's own authenticators never set `request.auth` to a string. So this line counts only
+        # authenticators of other packages and of the project.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """Return the rendered response that the REST framework makes for an exception.
 
-        The exception handler and the rendering run in two separate transactions. The default handler calls
-        `set_rollback()`, so the first transaction allows no more queries. But the rendering can need queries.
+        The exception handler and the renderer run in two separate transactions. The default exception handler calls
+        `set_rollback()`, so its transaction allows no more queries. But the renderer can need queries.
         """
         if type(error) is type(self.unparsed):
-            raise error  # the parser has already raised this error before the claim
+            raise error  # the parser's error must roll back the claim
         alias = alias_of(self.options)
         try:
             with transaction.atomic(using=alias):
                 response = self.drf_view.handle_exception(error)
         except Exception:
-            # The next line stops `APIView.dispatch` from calling the project's exception handler a second time.
+            # Without the next line, `APIView.dispatch` would call the project's exception handler a second time.
             vars(self.drf_view)["handle_exception"] = _raise
             raise
         with transaction.atomic(using=alias):
@@ -108,11 +107,11 @@ class RestFrameworkViewCall(ViewCall):
 
     def deliver(self, response: Any, *, replayed: bool) -> HttpResponseBase:
         if not getattr(response, "is_rendered", True):
-            response = self.ready(response)  # the project's ERROR_RESPONSE function has returned this response
-        # The response is already final. The next line stops `APIView.dispatch` from finalizing the response again.
+            response = self.ready(response)  # the project's function ERROR_RESPONSE has made this response
+        # Without the next line, `APIView.dispatch` would finalize the response a second time.
         vars(self.drf_view)["finalize_response"] = lambda request, final, *args, **kwargs: final
         if response is not self.first_hand and not hasattr(response, "data"):
-            response.data = _data_of(response)  # tests and middleware read `response.data`
+            response.data = _data_of(response)  # tests and middlewares can read `response.data`
         return super().deliver(response, replayed=replayed)
 
     def ready(self, response: Any) -> HttpResponseBase:
@@ -137,7 +136,7 @@ def _raise(error: Exception) -> Any:
 def view_call(
     request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
 ) -> RestFrameworkViewCall | None:
-    """Return a `RestFrameworkViewCall` for this call of a protected handler. If `request` is not a request of the REST
+    """Return a `RestFrameworkViewCall` for one call of a protected handler. If the request does not come from the REST
     framework, return None.
     """
     if not isinstance(request, Request):
@@ -146,19 +145,20 @@ def view_call(
 
 
 def declared(callback: Any) -> None:
-    """Return None. The module `endpoints.listing` reads the view classes of the REST framework itself."""
+    """Return None, because the module `endpoints.listing` itself finds the views of the REST framework."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Prepare a response of `reconcile` for rendering as JSON. The format is always JSON, because no client waits for
-    this response.
+    """Prepare a response of the project's function `reconcile` for a JSON renderer. The format is always JSON, because
+    no client waits for this response.
 
-    If the view has its own JSON renderer, this renderer is used. The view's `finalize_response` is not called.
+    If the view has its own JSON renderer, the function uses this renderer. The function does not call the view's method
+    `finalize_response`.
     """
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # if the target is a method, look at its class
+    if not hasattr(target, "renderer_classes"):  # a method has no renderers, so use the class of the method
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

@@ -1,4 +1,7 @@
-"""This module has the tag of `{% load idempotency %}`, which renders a hidden field with a key for an HTML form."""
+"""This module has a template tag for HTML forms. The tag renders a hidden field with a key.
+
+In a template, load the tag with `{% load idempotency %}`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ register = template.Library()
 
 @register.simple_tag
 def idempotency_key(name: str = FORM_FIELD) -> SafeString:
-    """Render a hidden field with a new key. `from_form_field(name)` reads the field.
+    """Render a hidden field with a new key. The function `from_form_field(name)` reads the field.
 
     Do not cache the page, because all readers of a cached page would get the same key.
     """

@@ -1,5 +1,5 @@
-"""These functions help you to test your project. `assert_idempotent` checks that an endpoint is idempotent, and
-`create_key` creates a row of the key table.
+"""These functions help you to test your project. The function `assert_idempotent` checks that an endpoint is
+idempotent. The function `create_key` creates a row of the key table.
 """
 
 from ..maintenance import scope_of_user

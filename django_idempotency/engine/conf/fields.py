@@ -1,4 +1,4 @@
-"""Each option and each setting has a default and a check of its value. This module contains the checks."""
+"""This module has the checks for the values of options and settings."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """If a layer does not set an option, the option has the value `Unset` in this layer. If the value is `Unset`, the
-    package looks for the option in the next layer.
+    """The value `Unset` means that an option is not set in one layer. Then the package looks for the option in the next
+    layer.
 
-    The package reads the layers in this order: action, class, base classes, settings, default.
+    The package looks for an option in this order: action, class, base classes, settings, default.
     """
 
 
 def option(default: Any, check: Check) -> Any:
-    """Return a field of `Idempotency`. If the project does not set the option in any layer, the default is used."""
+    """Return a field of the class `Idempotency`. If an option is not set, the package uses the default."""
     return field(default=Unset, metadata={"default": default, "check": check})
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """Return a field of `Settings`. If `secret` is True, no error message shows the value of the setting."""
+    """Return a field of the class `Settings`. If the argument `secret` is True, no error message shows the value of the
+    setting.
+    """
     return field(default=default, repr=not secret, metadata={"check": check})
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """Return a dict with the names and the fields that a class has declared with `option()` or `setting()`."""
+    """Return a dict that maps names to fields. The dict has each field that the class has declared with `option()` or
+    `setting()`.
+    """
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
 def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
-    """Raise `IdempotencyConfigurationError` if the value is not valid for the option or setting. The error message
-    begins with the text `place`, which names the option or the setting.
+    """Raise `IdempotencyConfigurationError` if the value is not valid for the option or setting. The argument `place`
+    names the option or setting in the error message.
     """
     if (problem := declaration.metadata["check"](value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
@@ -68,20 +72,20 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a check that calls the function `possible`. If the result of `possible` is false, the check returns the
-    text `advice`.
+    """Return a check for values. The argument `possible` is a function that accepts or refuses a value. If the function
+    refuses a value, the check returns the argument `advice`.
     """
     return lambda value: None if possible(value) else advice
 
 
 def or_none(check: Check) -> Check:
-    """Return a check that accepts None and each value that `check` accepts."""
+    """Return a check that accepts None. The function `check` decides about every other value."""
     return lambda value: None if value is None else check(value)
 
 
 def one_of(*allowed: Any) -> Check:
-    """Return a check that accepts only the allowed values. The type of the value must also be the same. For example, if
-    only 1 is allowed, the check refuses True and 1.0.
+    """Return a check that accepts only the allowed values. The check also compares the types. For example, if only 1 is
+    allowed, the check refuses True and 1.0.
     """
     known = [(type(value), value) for value in allowed]
     return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
@@ -94,7 +98,7 @@ def of_type(kind: type) -> Check:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
-# Each list in the settings is converted to a tuple before `SEVERAL` checks the value.
+# Before this check runs, a list from the settings is converted to a tuple.
 SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))
 NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
 SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
@@ -123,8 +127,8 @@ def duration(minimum: float) -> Check:
 
 
 def fernet_keys(value: Any) -> str | None:
-    """Check that a value is a tuple of keys for `cryptography.fernet`. This function imports `cryptography` only if the
-    tuple contains a key.
+    """Check that a value is a tuple of keys for `cryptography.fernet`. This function imports the package `cryptography`
+    only if the tuple contains a key.
     """
     if not isinstance(value, tuple) or not value:
         return "give a list of Fernet keys, with at least one. To switch encryption off, leave the setting out."
@@ -148,7 +152,7 @@ CALLABLE = must("give a callable; in the settings, its dotted path will do.", ca
 
 def called(value: Any) -> str | None:
     """Check that a value is a callable, but not an `async def` function. An `async def` function returns a coroutine,
-    and in an `if`, every coroutine is true.
+    and Python treats every coroutine as true.
     """
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."

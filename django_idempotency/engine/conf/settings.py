@@ -1,7 +1,7 @@
 """This module reads the project's `IDEMPOTENCY` setting.
 
-A decorator, a view class and this setting can have options. The function `resolve` merges these options into one
-`Idempotency` object.
+The project can set options in a decorator, in a view class and in the `IDEMPOTENCY` setting. The function `resolve`
+merges all options into one `Idempotency` object.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _value(name: str, written: Any) -> Any:
 def resolve(*layers: Idempotency) -> Idempotency:
     """Merge all layers of options with the `IDEMPOTENCY` setting and the package's defaults.
 
-    If several layers set the same option, the function uses the value of the first layer that sets this option.
+    If several layers set the same option, the first of these layers decides the value.
 
     The merged options are cached for each combination of layers. When a test changes the `IDEMPOTENCY` setting, the
     cache is emptied.
@@ -119,9 +119,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # The options in `LEASED_ONLY` need a lease. The `IDEMPOTENCY` setting can contain these options, because
-            # some views of the project can have a lease. But `on_abandoned="hold"`, `reconcile` and
-            # `in_progress_status=202` are errors in the options of a view without a lease.
+            # Some options are only for views with a lease. The `IDEMPOTENCY` setting may contain options for leased
+            # mode, because some views of the project can have a lease. But a view without a lease must not set
+            # `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

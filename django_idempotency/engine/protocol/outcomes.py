@@ -1,4 +1,6 @@
-"""This module has the class `ClaimRequest`, and a class for each outcome of a claim or of the claimed work."""
+"""This module has the class `ClaimRequest`, and one class for each outcome of a claim. The class `Finished` describes
+the outcome of the work.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class Snapshot:
     body: bytes | None = field(repr=False)
 
     def header(self, name: str) -> str | None:
-        """Return the value of the first header with this name, or None. A name in lower case also finds a header in
-        upper case.
+        """Return the value of the first header with this name. If no header has this name, return None. Upper case and
+        lower case make no difference.
         """
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
@@ -72,7 +74,7 @@ class ClaimRequest:
 class Claimed:
     """This request has claimed the key, so the caller must run the work.
 
-    After the work, the caller completes the row `id`, releases this row, or marks this row as failed.
+    After the work, the caller must complete the claimed row, release the row, or mark the row as failed.
 
     Attributes:
         attempt: the number of the attempt, which is the fencing token.
@@ -129,10 +131,9 @@ class Conflicted:
 
     @property
     def retry_after(self) -> int:
-        """Return the number of whole seconds after which the client should retry.
+        """Return how many seconds the client should wait before a retry. The result is a whole number.
 
-        If the worker has died, the key stays locked until the lease ends. A retry before the end of the lease would be
-        refused.
+        If the worker has died, the package refuses every retry until the lease ends.
         """
         return max(SHORTEST_RETRY_AFTER, min(ceil(self.lease_left), LONGEST_RETRY_AFTER))
 
@@ -141,10 +142,10 @@ class Conflicted:
 class InDoubt:
     """An earlier attempt was interrupted, and it is not known whether the attempt took effect.
 
-    A person or the project's code must decide about the key. This outcome has one of these causes.
+    A person or the project's code must decide about the key. The possible causes are:
 
-    * An external call has no result, the option `on_abandoned` is "hold", and the view has no `reconcile`.
-    * A write has no result, because the function of the write has ended its transaction.
+    * An external call has no result. The option `on_abandoned` is "hold", and the view has no function `reconcile`.
+    * A write has no result, because the project's function has ended the transaction itself.
     * The work has ended the transaction that claimed the key.
     * The key has steps of leased mode, but the view now runs in atomic mode.
 
@@ -164,10 +165,10 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """The key has no row, or its row has expired. But the key is not accepted as a new key, for example because it is
-    too old.
+    """The key has no row, or its row has expired. But the package does not accept the key as a new key, for example
+    because the key is too old.
 
-    Perhaps an earlier request with this key has run, and the row of the key was deleted after that.
+    Perhaps a request with this key has already run, and the package has deleted the key's row.
     """
 
 
@@ -178,11 +179,11 @@ ClaimOutcome = Claimed | Completed | Refusal
 
 
 class Verdict(Enum):
-    """The verdict says what happens to the business write and to the key after the work has returned.
+    """After the work has returned, a `Verdict` decides what happens to the business write and to the key.
 
-    In leased mode, every write is already committed when the work returns. So in leased mode, `ROLL_BACK` cannot roll
-    back the writes. `RELEASE` and `ROLL_BACK` do not free the key: the package marks the key as `failed`, and keeps the
-    steps of the key.
+    In leased mode, every write is committed before the work returns, so the value `ROLL_BACK` cannot undo a write. In
+    leased mode, the values `RELEASE` and `ROLL_BACK` do not free the key. Instead, the package marks the key as failed,
+    and keeps the steps of the key.
     """
 
     KEEP = "commit the write, complete the key"
@@ -192,10 +193,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
-    """The work has returned a value and a verdict.
+    """A `Finished` object contains the value that the work has returned.
 
-    If the verdict is `Verdict.KEEP`, the `snapshot` is stored. For any other verdict, `reason` says why no snapshot is
-    stored.
+    If the attribute `verdict` is `Verdict.KEEP`, the package stores the attribute `snapshot`. For every other verdict,
+    the attribute `reason` says why the package stores no snapshot.
 
     Attributes:
         resource: the object that the work has referred to.

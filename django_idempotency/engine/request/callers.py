@@ -34,9 +34,9 @@ ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 
 
 def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
-    """Return the scope of the caller of this request.
+    """Return the scope of the caller who has sent this request.
 
-    This function reads `request.user`, and Django or the project can then run queries to load the user.
+    This function reads `request.user`. To load the user, Django or the project can run queries.
 
     Args:
         request: the request that option callables get.
@@ -67,8 +67,8 @@ def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str
 
 
 def is_authenticated(user: Any) -> bool:
-    """Return whether this user is authenticated. An authenticator can return an object of any class, so `user` can be
-    any object.
+    """Return whether this user is authenticated. The argument `user` can be any object, because an authenticator can
+    return an object of any class.
 
     Raises:
         IdempotencyConfigurationError: the object has no `is_authenticated`.
@@ -103,15 +103,15 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     if _is_access_token(auth):
         return _token_scope(auth)
     scope = scope_of_user(auth)
-    # Some models have a secret as their primary key, for example the `Token` of the REST framework and Django's
-    # `Session`.
+    # In some models, the primary key is a secret, for example in the REST framework's model `Token` and in Django's
+    # model `Session`.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
 
 
 def _token_scope(token: Model) -> str:
-    """Return the scope for an OAuth 2 access token. No query runs. The scope contains the client of the token, the user
-    of the token, or both.
+    """Return the scope for an OAuth 2 access token. No query runs. The scope contains the token's client, the token's
+    user, or both.
 
     The scope does not contain the primary key of the token, because a client sometimes gets a new token before a retry.
 
@@ -128,8 +128,8 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any, user: Any) -> str | None:
-    """Return a text that identifies the OAuth client that acts for the user. If no OAuth client acts for the user,
-    return None. Two clients of the same user are two different callers.
+    """Return a text that identifies the user's OAuth client. If no OAuth client acts for the user, return None. If two
+    clients act for the same user, the package treats the clients as two callers.
     """
     token: Any = getattr(request, "auth", None)
     claims = getattr(token, "payload", token)
@@ -140,7 +140,8 @@ def _client(request: Any, user: Any) -> str | None:
     if not _is_access_token(token):
         token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware
     if not _is_access_token(token) and getattr(user, "backend", None) == OAUTH_BACKEND:
-        # OAuth2TokenMiddleware sets `request.user`, but does not set the token, so the token must be read again.
+        # OAuth2TokenMiddleware sets `request.user`, but does not store the token. So this code reads the token from the
+        # request again.
         backends = import_module("oauth2_provider.oauth2_backends")
         _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
         token = getattr(verified, "access_token", None)
@@ -148,8 +149,8 @@ def _client(request: Any, user: Any) -> str | None:
 
 
 def _owner(row: Model, name: str) -> str | None:
-    """Return a text that identifies the row to which a foreign key points, or None if the foreign key is empty. The
-    text consists of the foreign key's name, the row's model and the row's primary key.
+    """Return a text that identifies the target row of a foreign key. If the foreign key is empty, return None. The text
+    contains the name of the foreign key. The text also contains the model and the primary key of the target row.
     """
     field: Any = row._meta.get_field(name)
     value = getattr(row, field.attname)
@@ -157,15 +158,16 @@ def _owner(row: Model, name: str) -> str | None:
 
 
 def _is_access_token(auth: Any) -> bool:
-    """Return whether `auth` is an access token of django-oauth-toolkit, or of the project's own model for such tokens.
+    """Return whether an object is an access token of django-oauth-toolkit. The project can have its own model for these
+    tokens.
 
-    The classes are compared by their names, so that django-oauth-toolkit is not imported.
+    This function compares only the names of classes, so it does not import django-oauth-toolkit.
     """
     return any((base.__module__, base.__name__) == ACCESS_TOKEN for base in auth.__class__.__mro__)
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the scope of a user in endpoints without the option `scope`. No query runs.
+    """Return the default scope of a user, without the option `scope`. No query runs.
 
     Args:
         user: for example `request.user`.
@@ -181,7 +183,7 @@ def scope_of_user(user: Any) -> str:
         raise IdempotencyConfigurationError(
             f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
-    # Django wraps request.user in a lazy object. So type(user) is the class of the wrapper, and user.__class__ is the
+    # Django wraps the user in a lazy object. So type(user) would be the class of the wrapper, but user.__class__ is the
     # class of the user.
     kind = user.__class__
     place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
@@ -189,30 +191,32 @@ def scope_of_user(user: Any) -> str:
 
 
 def acting_for(account: str) -> str:
-    """Return a prefix for scopes. If an OAuth client acts for this account, the scope of the client begins with this
-    prefix. No scope of a different account begins with this prefix.
+    """Return a prefix for scopes. If an OAuth client acts for this account, the client's scope begins with the prefix.
+    The scopes of other accounts do not begin with the prefix.
 
-    The column `scope` has an index, so a query can find all scopes that begin with this prefix.
+    The column `scope` has an index, so a query can quickly find all scopes with a certain prefix.
     """
     return f"for:{quote(account, safe=':/.@')}+"
 
 
 def _place(model: Any, row: Model) -> str:
-    """Return a text that contains the model of a row. If the row is not in the default database, the text also contains
+    """Return a text that names the model of a row. If the row is not in the default database, the text also contains
     the database alias.
 
     The alias is needed because users in different databases can have the same primary key.
     """
-    # A proxy model and its concrete model have the same rows. So an account must get the same scope with both models.
+    # A proxy model and its concrete model have the same rows. So the scope of an account must be the same for both
+    # models.
     label: str = model._meta.concrete_model._meta.label
-    # The scope contains the database alias for writes. The alias for reads can be a replica, and a retry can read from
-    # a different replica.
+    # The scope contains the alias of the database that Django uses for writes. A read can use a replica, and a retry
+    # can use another replica.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
 def _credential(request: Any) -> str | None:
-    """Return a scope that is a hash of the client's credentials, so that the key table contains no credential.
+    """Return a scope that contains a hash of the client's credentials. So the key table does not contain the
+    credentials.
 
     Raises:
         Refused: the scheme of the Authorization header is not on the list.
@@ -225,31 +229,32 @@ def _credential(request: Any) -> str | None:
         if value:
             sent[header.lower()] = value
     if sent:
-        # The hash uses all credentials of the request together. Tenants behind one gateway can send the same
-        # Authorization header, but each tenant sends its own API key. The header values are joined by a line feed,
+        # This code makes one hash of all credentials in the request. For example, two tenants can use one gateway. Both
+        # tenants send the same Authorization header, but different API keys. A line feed separates the header values,
         # because no header value can contain a line feed.
         return credential_scope("+".join(sent), "\n".join(sent.values()))
     if (secret := _form_secret(request)) is not None:
         return credential_scope("csrf", secret)
-    # The scope uses the session cookie that the client sent, and not the key of `request.session`. The first response
-    # can set a new cookie and can be lost. Then the retry sends the old cookie again.
+    # The scope uses the session cookie that the client has sent, and not the key of `request.session`. A response can
+    # set a new session cookie, but perhaps the client never receives this response. Then the client's retry contains
+    # the old cookie.
     session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
     if not session:
         return None
     engine = import_module(django_settings.SESSION_ENGINE)
     if issubclass(engine.SessionStore, signed_cookies.SessionStore):
-        return None  # a signed cookie contains the session's data, so the cookie changes when the data changes
+        return None  # a signed cookie contains the session's data, so each change of the data changes the cookie
     return credential_scope("session", session)
 
 
 def _authorization(value: str) -> str:
-    """Return the value of the header `Authorization`, with the scheme in lower case. If the value has a known scheme
-    but no credential, the result is an empty string.
+    """Return the value of the `Authorization` header. The scheme in the result is in lower case. If the value has a
+    known scheme and no credential, return an empty string.
     """
     first, *rest = value.split(maxsplit=1)
     scheme = first.lower()
     if not rest:
-        return "" if scheme in SCHEMES else first  # here the value is a token without a scheme
+        return "" if scheme in SCHEMES else first  # the header contains a token without a scheme
     if scheme not in SCHEMES:
         raise Refused(credential_refused())
     return f"{scheme} {rest[0]}"
@@ -259,18 +264,18 @@ def _form_secret(request: Any) -> str | None:
     """Return the CSRF secret of a browser. The result is None if Django has not checked this secret for the current
     request.
 
-    A browser gets the CSRF secret before it sends its first form, and keeps the secret. But the browser often gets the
-    session cookie only with the first answer. So if the scope used the session cookie, a second click in the same
-    browser would look like a different caller.
+    A browser gets the CSRF secret together with a form, before the user sends the form. But often the server sets the
+    session cookie in its answer to the form. So if the scope used the session cookie, a second click on the form would
+    look like another caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None
     if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
-        return None  # with CSRF_USE_SESSIONS, the browser gets the session cookie together with the form
+        return None  # if CSRF_USE_SESSIONS is True, the browser gets the session cookie together with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """Return a scope that contains a hash of this secret value. All callers with this value have the same scope."""
+    """Return a scope that contains a hash of a secret value. All callers with the same value have the same scope."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"

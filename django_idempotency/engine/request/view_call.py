@@ -1,6 +1,6 @@
 """This module calls a protected view, and decides what happens to the view's writes and to the key.
 
-The class `ViewCall` is for plain Django. The subclasses of `ViewCall` for the REST framework and for Django Ninja are
+The class `ViewCall` is for plain Django. The REST framework and Django Ninja have their own subclasses of `ViewCall`,
 in the packages `rest_framework` and `ninja`.
 """
 
@@ -25,11 +25,10 @@ from .responses import capture
 
 
 class ViewCall:
-    """A `ViewCall` is one call of a protected view. The REST framework and Django Ninja have their own subclasses of
-    `ViewCall`, so that the engine works with each framework.
+    """A `ViewCall` object represents one call of a protected view.
 
-    `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
-    `_idempotency_runs`.
+    The class `ViewCall` implements the protocol `Work`. While the protected view runs, Django's request object has the
+    attribute `_idempotency_runs`.
 
     Args:
         request: Django's request.
@@ -61,8 +60,7 @@ class ViewCall:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # Sometimes a middleware sets `request.method` in lower case. Django's views accept a method in lower or upper
-        # case.
+        # A middleware can write `request.method` in lower case, and Django's views accept lower case.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
@@ -91,9 +89,9 @@ class ViewCall:
             del request._idempotency_runs
         finished = self.judge(response)
         if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # A client understands a status of 400 or more as "nothing has happened". But if an external call has no
-            # result, the external service has possibly done its work. So while a call is in doubt, a response with a
-            # status of 400 or more must not be stored.
+            # If a response has a status of 400 or more, the client thinks that nothing has happened. But perhaps a call
+            # in doubt has changed data in the external service. So the package does not store an error response if a
+            # call is in doubt.
             reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
             return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
         return finished
@@ -106,17 +104,17 @@ class ViewCall:
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's response for an exception of the view. For plain Django, return None.
+        """If the view raises an exception, return the framework's response for this exception. In plain Django, return
+        None.
 
-        In plain Django, the exception propagates after the rollback, and Django's own handlers get the exception.
+        In plain Django, the exception reaches Django's own handlers after the rollback.
         """
         return None
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
-        """Call the project's function `reconcile`. After an abandoned attempt, `reconcile` can return the final
-        response.
+        """After an abandoned attempt, call the project's function `reconcile`, which can return the final response.
 
-        If `reconcile` returns None, the view runs again.
+        If the function returns None, the view runs again.
         """
         if self.options.reconcile is None:
             return None
@@ -128,18 +126,18 @@ class ViewCall:
         """Set the attribute `request.idempotency`. In leased mode, also set the attribute `operation.request`."""
         request: Any = self.request
         request.idempotency = operation
-        # Only the function `reconcile` needs `operation.request`. Atomic mode never calls `reconcile`, so in atomic
-        # mode the attribute would only make a reference cycle.
+        # Only the project's function `reconcile` needs the attribute `operation.request`. Atomic mode never calls this
+        # function. So atomic mode does not set the attribute, which would make a reference cycle.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
     # --- answering
 
     def render(self, response: Any) -> HttpResponseBase:
-        """Return the response of the view. If the response is, for example, a `TemplateResponse`, render the response
-        first.
+        """Return the response of the view. If the response has a method `render`, such as a `TemplateResponse`, call
+        this method first.
 
-        If the view has returned a value that is not a response, this method raises an error before the COMMIT.
+        If the view has not returned a response, this method raises an error before the COMMIT.
         """
         if isinstance(response, HttpResponseBase):
             return response.render() if hasattr(response, "render") else response
@@ -147,8 +145,8 @@ class ViewCall:
         said = f"The view {self.view.__module__}.{name}"
         if inspect.iscoroutine(response):
             response.close()
-        # Django itself calls `check_response` only after our COMMIT, so this method checks the response before the
-        # COMMIT.
+        # Django would check the response after the COMMIT, which would be too late. So this method checks the response
+        # before the COMMIT.
         BaseHandler().check_response(response, self.view, said)
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {response!r} instead.")
 
@@ -157,7 +155,9 @@ class ViewCall:
     """
 
     def may_replay(self, allowed: Callable[..., bool]) -> bool:
-        """Return whether a replay is allowed. The project's `may_replay` gets the request and the URL's arguments."""
+        """Return whether a replay is allowed. The project's function `may_replay` gets the request and the URL's
+        arguments.
+        """
         match_ = self.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", self.kwargs)
         return bool(synchronous(allowed)(self.asked_with, *args, **kwargs))
@@ -169,7 +169,8 @@ class ViewCall:
 
 
 def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
-    """If necessary, render the response of `reconcile`. Return the response as a final result.
+    """Return a final result that contains the response of the project's function `reconcile`. If necessary, render the
+    response first.
 
     Raises `IdempotencyConfigurationError` if the response is not final.
     """
@@ -188,16 +189,16 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """Annotate the request of a protected view with this type."""
+    """Use this class as the type of a protected view's request."""
 
     idempotency: Operation
 
 
 def get_operation(request: Any) -> Operation:
-    """Return `request.idempotency`, the operation of the protected view that handles this request.
+    """Return `request.idempotency`, which contains the operation of a protected view.
 
-    In leased mode, the operation can run steps. In both modes, the operation has `key`, `reference` and `refer_to`. The
-    attribute `key` of the operation is None if the view runs without an idempotency key.
+    In leased mode, the operation can run steps. In both modes, the operation has the attributes `key` and `reference`,
+    and the method `refer_to`. The attribute `key` of the operation is None if the view runs without an idempotency key.
 
     Args:
         request: Django's or the REST framework's request.

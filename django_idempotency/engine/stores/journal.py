@@ -1,48 +1,47 @@
 """The journal of leased mode stores the lease of a committed claim, and the steps of the work.
 
-Each claimed row has an attempt number. A worker can change the lease and the steps only while the row has the attempt
-number of this worker. This condition is called the fence. If a newer attempt has taken the key over, the journal
-changes nothing.
+Each claimed row has an attempt number. A worker may change the lease and the steps only if the row has the worker's own
+attempt number. This rule is called the fence. If another worker has taken the key over, the journal refuses all changes
+of the old worker.
 
 # Note [Fencing]
-Sometimes a worker stops for a long time, and goes on after its lease is over. So each transaction of a worker first
-locks or changes the claimed row. The lock or the change succeeds only if the row is still in progress and still has the
-attempt number of this worker. A takeover or an operator's decision locks the same row, and changes the attempt or the
-status of the row. So the old worker can commit only before the takeover or the decision. After the takeover or the
-decision, the old worker does not find its row. Then `LeaseLost` rolls back the transaction of the old worker. A check
-without a lock would not be enough, because the old worker and the new worker could commit at the same time.
+A worker can stop for a long time, and continue after the end of its lease. So each transaction of a worker first locks
+or changes the claimed row. The transaction continues only if the row is in progress and has the worker's own attempt
+number. A takeover also locks the claimed row, and then changes the attempt number. A person's decision also locks the
+claimed row, and then changes the status. So the old worker cannot commit after the takeover or the decision. If the old
+worker tries to commit, the error `LeaseLost` rolls back its transaction. Without the lock, the old worker and the new
+worker could commit at the same time.
 
-The condition for the claimed row also contains the two hashes of the key's identity. Some projects have a schema or a
-database for each tenant. In such a project, the work can switch its connection to another tenant with `SET search_path`
-or `USE`. In the tables of the other tenant, another key could have the same id and the same attempt number. The
-database also needs the hashes to find the partition of the row.
+Each query for the claimed row also compares the two hashes of the key. Some projects have one schema or one database
+for each tenant. In these projects, the work can switch its connection to another tenant with `SET search_path` or
+`USE`. In the other tenant's table, a different key could have the same id and the same attempt number. If the key table
+has partitions, the database also needs the hashes to find the row's partition.
 
-On every database, the start of a call writes a new version of the claimed row. Under REPEATABLE READ, a takeover can
-have an older snapshot in which the started call is missing. The new version of the row makes such a takeover fail. A
-lock alone would not stop such a takeover, because a lock writes no new row version.
+On every database, the journal updates the claimed row before a worker makes a call. Under REPEATABLE READ, a takeover
+can have a snapshot that is older than this update. An old snapshot does not contain the call. Because of the update, a
+takeover with an old snapshot fails. A lock without an update would not stop the takeover.
 
 # Note [Lost answers]
 Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
 database has committed the transaction. So the package has a rule for each lost answer:
 
-* If the answer to a claim is lost, the error propagates, and no work is done. If the claim was committed, the key is
-  locked until its lease is over.
-* If the answer to the start of a call is lost, the error propagates, and the call is not made. If the start was
-  committed, the call is in doubt.
-* If the answer to the end of a call is lost, the worker records the end of the call again on a new connection. If the
-  first record was committed, the second record changes nothing, because the step is finished already.
-* If the answer to a local write is lost, the error propagates, and the key is marked as failed. The next attempt reads
-  from the table whether the write was committed.
-* If the answer to a completion is lost, the worker tries to mark the key as failed. A completed key cannot be marked as
-  failed, so the client gets the stored response. If the key is marked as failed, the next attempt finds the finished
-  steps.
+* If the connection breaks at the COMMIT of a claim, the error propagates, and the work does not run. If the claim was
+  committed, the key is locked until its lease ends.
+* If the connection breaks at the COMMIT before a call, the error propagates, and the worker does not make the call. If
+  the start of the call was committed, the call is in doubt.
+* If the connection breaks at the COMMIT after a call, the worker stores the result again on a new connection. If the
+  result was already committed, the second try changes nothing.
+* If the connection breaks at the COMMIT of a local write, the error propagates, and the package marks the key as
+  failed. The next attempt finds a step for the write only if the write was committed.
+* If the connection breaks at the COMMIT that completes the key, the worker tries to mark the key as failed. A completed
+  key cannot be marked as failed, so the client gets the stored response. If the key is marked as failed, the next
+  attempt does not repeat the finished steps.
 
 # Note [Writes in doubt]
-The transaction of a local write first records the start of the write. At its end, the transaction records the result of
-the write. So other requests never see a started write whose result is missing. But a write with a raw COMMIT, or with
-DDL on MariaDB, ends its own transaction before the result is recorded. If such a write then fails or is killed, the
-step of the write has no result. The package cannot find out what the write has committed, so a person must decide about
-the key.
+The transaction of a local write begins with a record of the start, and ends with a record of the result. So other
+transactions see both records, or no record. But the project's function can end the transaction too early, for example
+with a raw COMMIT, or with DDL on MariaDB. If the function then fails or is killed, the write has no result. The package
+cannot find out what the function has committed, so a person must decide about the key.
 """
 
 from __future__ import annotations
@@ -66,22 +65,22 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class Journal:
-    """This class is the journal of one database alias. If the caller has opened a transaction, each method uses this
-    transaction.
+    """A `Journal` object works with one database alias. If the caller has opened a transaction, the methods of the
+    journal use this transaction.
     """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
-    # --- methods that change the claimed row, see Note [Fencing]
+    # --- the claimed row
 
     def fence(self, claimed: Claimed) -> None:
         """Lock or change the claimed row, so that a takeover can commit only after this transaction. Raises
         `LeaseLost`.
 
         On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
-        Galera cluster, a lock would not be enough. A node tells the other nodes about changed rows, but not about
-        locked rows. SQLite has no row locks.
+        Galera cluster, a lock would not be enough, because a node tells the other nodes only about changed rows. SQLite
+        has no row locks. See Note [Fencing].
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -93,15 +92,14 @@ class Journal:
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
-        """Store the type and the id of the object that the operation is about. Raises `LeaseLost`."""
+        """Store the type and the id of the operation's resource. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        Some databases refuse some letters that are not in ASCII. So in the text `error`, each letter that is not in
-        ASCII is stored as an escape. If a database refused the error text, the key would stay locked until its lease is
-        over.
+        The error text is converted to ASCII, because a database can refuse letters that are not in ASCII. If a database
+        refused the error text, the key would be locked until its lease ends.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
@@ -110,19 +108,19 @@ class Journal:
     # --- steps
 
     def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """Return a dict of the stored steps of the key. Raises `LeaseLost`.
+        """Return a dict with the key's stored steps. Raises `LeaseLost`.
 
-        For the name of each step, the dict has a pair of values. The first value of the pair tells whether the step is
-        finished. The second value is the result of the step.
+        The dict maps the name of each step to a pair of values. The first value of the pair tells whether the step is
+        finished. The second value of the pair is the result of the step.
         """
         rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
         if not rows:
             raise lease_lost()
-        # All results are decrypted before the first step runs. If one result cannot be decrypted, no step runs.
+        # This method decrypts all results before a step runs. So if one result cannot be decrypted, no step runs.
         return {
             name: (finished is not None, unseal(claimed, "result", kept, name))
             for name, finished, kept in rows
-            if name is not None  # if the key has no steps, the query returns one row whose name is None
+            if name is not None  # for a key without steps, the query returns one row with the name None
         }
 
     def kinds(self, claimed: Claimed) -> dict[str, str]:
@@ -130,14 +128,15 @@ class Journal:
         return dict(self._steps(claimed.id).values_list("name", "kind"))
 
     def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
-        """Record that the worker will make a call now. Raises `LeaseLost`.
+        """Record the start of a call, before the worker makes the call. Raises `LeaseLost`.
 
-        `again` is True if an earlier attempt has already started this call.
-        `keyed` is True if the work has read the derived key of this step before the call. Then the call perhaps sends
-        the derived key.
+        If the worker repeats a call, the step keeps the time and the error of the old call. So a person can look for
+        the old call in the external service.
 
-        If the worker makes a call again, the record keeps the time and the error of the first call. With this
-        information, a person can search for the first call in the other system.
+        Args:
+            again: True if an earlier attempt has already started this call.
+            keyed: True if the work has read the derived key of this step before the call. Then the call perhaps sends
+                the derived key.
         """
         with self._atomic():
             self._change(claimed)
@@ -151,8 +150,8 @@ class Journal:
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
         """Record the result of a call. Raises `LeaseLost`.
 
-        If `result` is None, the call has ended, but its return value is lost. If `finish_call` raises an error, the
-        caller can call `finish_call` again. See Note [Lost answers].
+        If the argument `result` is None, the call has ended, but its return value is lost. If this method raises an
+        error, the caller may try again. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed)
@@ -172,15 +171,15 @@ class Journal:
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
 
     def start_write(self, claimed: Claimed, name: str) -> None:
-        """Lock or change the claimed row (see `fence`), and record that a local write will run now. Raises `LeaseLost`.
+        """Call the method `fence`, and then record the start of a local write. Raises `LeaseLost`.
 
-        `start_write` must be called first in the transaction of the local write. See Note [Writes in doubt].
+        The transaction of the local write must begin with this method. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write. `finish_write` must be called last in the transaction of the local write.
+        """Record the result of a local write. The transaction of the local write must end with this method.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -197,18 +196,18 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the steps that have no result. The first tuple has the calls, the second tuple has the
-        writes.
+        """Return two tuples with the names of the steps that have no result. The first tuple contains the calls, and
+        the second tuple contains the writes.
 
-        The caller must lock the key before it calls this method. The query locks the steps. So the query reads the
-        steps that are committed now, and not an older snapshot.
+        The caller must lock the key before it calls this method. This method locks the steps, so that it reads the
+        latest committed steps, and not an older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
         calls = tuple(name for name, kind in rows if kind == Kind.CALL)
         return calls, tuple(name for name, kind in rows if kind != Kind.CALL)
 
     def has_steps(self, row_id: int) -> bool:
-        """Return whether the key has steps. Like `doubts`, this method reads the steps that are committed now."""
+        """Return whether the key has steps. Like the method `doubts`, this method reads the latest committed steps."""
         return bool(locked(self._steps(row_id)).values_list("pk")[:1])
 
     def delete_steps(self, row_id: int) -> None:
@@ -218,13 +217,13 @@ class Journal:
     # ---
 
     def _own(self, claimed: Claimed) -> QuerySet[IdempotencyKey]:
-        """Return a query that finds the claimed row only if the row still belongs to this attempt."""
+        """Return a query for the claimed row. If this attempt has lost the claim, the query finds no row."""
         rows = IdempotencyKey.objects.using(self.alias).filter(key_hash=claimed.key_hash, scope_hash=claimed.scope_hash)
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # Without the flag FOUND_ROWS, MySQL counts only rows whose values have changed. So each UPDATE here changes
-        # `updated_at`.
+        # Without the flag FOUND_ROWS, MySQL counts only rows whose values have changed. So this UPDATE always changes
+        # the column `updated_at`.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -242,20 +241,22 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # The step is created without save(), because save() sends signals. A signal handler of the project could run
-        # after the check of the claimed row and before the insert of the step.
+        # This code does not call save(), because save() sends signals. The project's signal handler could run after the
+        # check of the claimed row, but before the insert of the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """Run several statements in one transaction: the open transaction of the caller, or a new transaction."""
+        """Run several statements in one transaction. If the caller has opened a transaction, use the caller's
+        transaction.
+        """
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock the rows of a query until the transaction ends, if the database has row locks.
+    """If the database has row locks, lock the rows of a query until the transaction ends.
 
-    Duplicates can still read the locked rows. If `skip` is True and the database has SKIP LOCKED, the query skips all
-    rows that another transaction has locked.
+    A query without a lock can read the locked rows. If the argument `skip` is True, the query leaves out all rows that
+    another transaction has locked. The argument `skip` works only on a database with SKIP LOCKED.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked
