@@ -73,8 +73,9 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    """Return a wrapper that protects the function of an operation. See Note [Around the operation and around its
-    function].
+    """Return a wrapper that protects the function of an operation.
+
+    See Note [Around the operation and around its function].
     """
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
