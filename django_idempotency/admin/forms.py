@@ -28,7 +28,7 @@ Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 
 
 def version(row: IdempotencyKey) -> str:
-    """Return a text that identifies the present state of a key. A new attempt or a new decision changes this text."""
+    """Return a text that identifies the state of a key. The text changes after each attempt and each decision."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
@@ -72,7 +72,7 @@ class DecisionForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
     )
-    # The hidden field `previewed` has the hash of the preview that the operator has seen.
+    # After a preview, the hidden field `previewed` contains the hash from the property `digest`.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -89,13 +89,13 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """Return whether an operator can make this decision about this key now."""
+        """Return whether this decision is possible in the present state of the key."""
         return facts.idle
 
     @property
     def was_previewed(self) -> bool:
-        """Return True if the operator has seen a preview of exactly this decision. Also return True if the decision has
-        no preview.
+        """Return True if the operator has seen a preview, and has not changed the input after the preview. Also return
+        True if the decision has no preview.
 
         Read `was_previewed` only if the form is valid.
         """
@@ -105,7 +105,7 @@ class DecisionForm(forms.Form):
     def digest(self) -> str:
         """Return a hash of the operator's input and of the present state of the keys.
 
-        The page with the preview has this hash in a hidden field, and sends the field to the server.
+        The preview page has a hidden field with this hash. The browser sends this field together with the form.
         """
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
@@ -116,7 +116,7 @@ class DecisionForm(forms.Form):
 
 class ReleaseForm(DecisionForm):
     """In this form, an operator releases a key, so that the next retry runs. If a charge is in doubt, the next retry
-    can charge the customer twice.
+    can charge the customer a second time.
     """
 
     name, label, harmful = "release", _("Release for retry"), True
@@ -178,8 +178,8 @@ class RecordForm(DecisionForm):
     def _may_see(self, model: Any) -> bool:
         """Return whether the operator may see the rows of this model.
 
-        If an operator enters a row that does not exist, the form shows an error message. An operator without this
-        permission must not learn from the message which rows exist.
+        An operator can enter a reference to a row. If the row does not exist, the form shows an error message. Without
+        this check, every operator could find out from the error message which rows exist.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 

@@ -1,4 +1,4 @@
-"""This module makes the part of the admin page above the list of keys. This part shows how many keys are in each state,
+"""This module makes the overview above the admin's list of keys. The overview shows how many keys are in each state,
 and how many keys need attention.
 
 Each query of this module reads a limited part of the table.
@@ -35,10 +35,10 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A `Part` object has a condition that finds keys. If `order` is not None, the query uses an index to read the keys
-    in the order of the column `order`.
+    """A `Part` object describes a query that finds keys. If the attribute `order` names a column, the query uses an
+    index to read the keys in the order of this column.
 
-    If `steps` is not None, a key is found only if one of its steps matches the condition `steps`.
+    If the attribute `steps` contains a condition, at least one step of each key must match this condition.
     """
 
     condition: Q
@@ -62,7 +62,7 @@ sometimes reads all steps, even if it finds nothing.
 
 
 def find(state: str, keys: Keys) -> list[int]:
-    """Return the ids of the keys that are in this state. The id of the oldest key is first.
+    """Return the ids of the keys that are in the given state. The list begins with the id of the oldest key.
 
     Args:
         state: a name in `BY_INDEX`, or "attention" for all states that need attention.
@@ -73,7 +73,7 @@ def find(state: str, keys: Keys) -> list[int]:
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # the loop has read the last wanted state, so the loop can stop
+        if name == wanted[-1]:  # none of the other states is wanted, so the loop stops
             break
     return sorted(found)
 
@@ -81,16 +81,16 @@ def find(state: str, keys: Keys) -> list[int]:
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     """For each state, yield a tuple with the name of the state, the ids of its keys, and a bool.
 
-    The bool is True if a query has found `most` keys and has stopped at this limit. If a key is in several states, the
-    function yields the key only once, with its worst state.
+    The argument `most` is the limit of each query. The bool is True if a query has reached this limit. If a key is in
+    several states, the function yields the key only once, with the worst of these states.
     """
     worse: set[int] = set()
     for name, parts in BY_INDEX.items():
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A cleanup deletes most expired keys, but never deletes a key that is in progress without a lease. So an
-            # expired key without a lease is among the first keys in the index on `expires_at`.
+            # A cleanup deletes most expired keys. But a cleanup never deletes a key that is in progress without a
+            # lease. So the keys without a lease are among the keys with the oldest `expires_at`.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -114,17 +114,17 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return the latest keys among `keys`.
+    """Return only the latest keys of a queryset.
 
-    The query does not read the whole table. The query reads only a range of `count` ids, which ends with the highest
-    id.
+    The query reads only keys whose id is greater than the highest id of the table minus `count`. So the query does not
+    read the whole table.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the other keys whose resource and fingerprint are the same as in this row.
+    """Return the other keys that have the same resource and the same fingerprint as this key.
 
     If there is such a key, a client has possibly sent one request with two different keys. Then the customer was
     possibly charged twice.

@@ -27,7 +27,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """This class answers the first questions of an operator who looks at a key in the admin.
+    """This class answers the questions that an operator has about a key in the admin.
 
     Each answer is a text of a few short sentences, or an empty text.
     """
@@ -77,9 +77,9 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """Return a text about the work that is possibly missing, although all started steps of the key have ended.
+        """Return a text about work that is possibly missing.
 
-        The package cannot tell whether the view would start more steps.
+        All started steps of the key have ended. But the package does not know whether the view would start more steps.
         """
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
@@ -145,7 +145,7 @@ class Story(Facts):
     def to_do(self) -> str:
         """Return the advice for a person who decides about this key.
 
-        If the lease of a worker is over, the worker can be dead or slow. A slow worker can still make calls. So the
+        If the lease of a worker is over, the worker can be dead or slow. A slow worker can make more calls. So the
         advice usually begins with this sentence: make sure that the worker is dead.
         """
         if self.unreadable:

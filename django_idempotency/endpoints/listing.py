@@ -1,8 +1,8 @@
-"""List the endpoints of a project that answer unsafe HTTP methods such as POST.
+"""This module lists the endpoints of a project. The list contains only endpoints for unsafe HTTP methods, such as POST.
 
-The listing reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
-listing shows the endpoint as not protected. If a decorator above `idempotent` does not use `functools.wraps`, the
-listing also shows the endpoint as not protected.
+This module reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
+list shows the endpoint as not protected. If a decorator above `idempotent` does not use `functools.wraps`, the list
+also shows the endpoint as not protected.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Endpoint:
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
-    """Return unsafe endpoints in the order of the URLconf. No database is read.
+    """Return the endpoints for unsafe HTTP methods, in the order of the URLconf. No database is read.
 
     Args:
         urlconf: the dotted path of the URLconf. The default is the project's.
@@ -98,7 +98,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the route and the callback of each URL, in the order of the URLconf. `ResolverMatch` has equal values."""
     for pattern in resolver.url_patterns:
-        # Django joins the parts of a route in the same way for `request.resolver_match.route`.
+        # This code joins the parts of a route in the same way as Django does for `request.resolver_match.route`.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -108,11 +108,11 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """An `Answers` object contains the view that answers an HTTP method, and the declaration that protects this view.
+    """An `Answers` object describes the view that answers one HTTP method, and the protection of this view.
 
     `method` is the HTTP method, or None if the view does not declare its methods.
     `view` is the dotted name of the view.
-    `declaration` is None if the view is not protected.
+    `declaration` is the declaration that protects the view, or None if the view is not protected.
     `by_request` is True if the view can choose different options for each request.
     """
 
@@ -131,7 +131,7 @@ class Answers(NamedTuple):
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
 
     def options_for(self, method: str) -> Idempotency | None:
-        """Return the resolved options, or None if nothing protects the method.
+        """Return the options for an HTTP method of the view. If the HTTP method is not protected, return None.
 
         This method raises `IdempotencyConfigurationError` if the options contradict each other.
         """
@@ -139,7 +139,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` object for each unsafe HTTP method of a URL's callback."""
+    """Yield one `Answers` object for each unsafe HTTP method that the callback of a URL answers."""
     for candidate in unwrapped(callback):
         for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:
@@ -155,7 +155,7 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """Return the `Answers` object of one HTTP method of a view class.
+    """Return the `Answers` object for one HTTP method of a view class.
 
     Args:
         attributes: the attributes of the view, or those that `as_view()` will give to the view.
@@ -172,7 +172,7 @@ def of_handler(
 
 
 def _whole(callback: Any, cls: Any) -> Declaration | None:
-    """Return the declaration that protects a whole class-based view, or None.
+    """If one declaration protects a whole class-based view, return this declaration. Otherwise, return None.
 
     The declaration is on the callback of the URL, or on a `dispatch` method. This function looks at the `dispatch`
     methods of all base classes. For example, the unprotected `dispatch` of `LoginRequiredMixin` can run before a
@@ -183,9 +183,10 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield the `Answers` objects of a function-based view, one for each unsafe method in `require_http_methods`.
+    """Yield one `Answers` object for each unsafe HTTP method of a function-based view.
 
-    If the view has no decorator `require_http_methods`, yield one `Answers` object whose `method` is None.
+    The decorator `require_http_methods` declares the HTTP methods of the view. If the view does not have this
+    decorator, yield one `Answers` object without an HTTP method.
     """
     view, declaration = dotted_name(callback), declaration_of(callback)
     # The decorator `require_http_methods` keeps its list of methods in a closure.
@@ -197,9 +198,10 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """Yield the problems that system check E006 reports about a class-based view. For a function, yield nothing.
+    """Yield the problems that system check E006 reports about a class-based view. If the view is a function, yield
+    nothing.
 
-    This function does not check a handler that `IdempotencyMixin` protects, because `as_view()` checks such a handler.
+    The method `as_view()` checks the handlers that `IdempotencyMixin` protects, so this function does not check them.
     """
     if (cls := _view_class(callback)) is None:
         return
@@ -209,7 +211,9 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """Return the view class of a callback that `as_view()` or a router has made. For a function, return None."""
+    """Return the view class of a callback that `as_view()` or a router has made. If the view is a function, return
+    None.
+    """
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 

@@ -1,6 +1,5 @@
-"""Report what happens to keys. Each report writes to the logger `django_idempotency`, and sends the signal `key_event`.
-
-Inside a transaction, a report waits for the commit.
+"""This module reports what happens to keys. For each event, the module writes to the logger `django_idempotency`, and
+sends the signal `key_event`.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return an iterator with a log level for each "held" event of one attempt.
+    """Return an iterator over the log levels for the "held" events of one attempt.
 
-    The level of the first event is ERROR, and the level of each later event is INFO.
+    The iterator first returns ERROR, and then always INFO.
 
-    The cache of this function keeps the levels of each attempt. So if a client retries a held key many times, each
-    process logs only one ERROR.
+    Because of the cache, all calls for one attempt return the same iterator. So if a client retries a held key many
+    times, each process logs only one ERROR.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
 
@@ -57,10 +56,10 @@ def report(
 
     If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction.
 
-    `event` is one of the texts that the docstring of `signals.key_event` explains.
-    `reason` is cut at its first colon, because the text after the colon can come from the client.
+    `event` is one of the texts in the docstring of `signals.key_event`.
+    `reason` loses the text after its first colon, because this text can come from the client.
     `resource` is the type and the id of the object that the operation is about.
-    `level` is the level of the log record. If `level` is None, the level comes from the dict `LEVELS`.
+    `level` is the level of the log record. If `level` is None, the function reads the level from the dict `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or (key_event.receivers and key_event.has_listeners(IdempotencyKey))):
@@ -83,8 +82,8 @@ def report(
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why the work did not run.
 
-    `report_outcome` does not report a replay, because `may_replay` can refuse the replay later. If `may_replay` allows
-    the replay, the caller of `report_outcome` reports the replay.
+    This function does not report replays, because the option `may_replay` can refuse a replay. The code that makes a
+    replay also reports it.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -117,17 +116,18 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """If the logging or a signal receiver raises an exception, print the exception, and do not raise it again.
+    """If the logging fails or a signal receiver fails, print the exception, and do not raise the exception again.
 
-    `logging` also prints most of its own errors without raising them. But a filter of a logger can raise an exception.
-    `send_robust` raises an exception if a receiver without `__qualname__` fails.
+    Python's logging prints most of its own errors, and does not raise them. But a filter of a logger can raise an
+    exception. If a receiver without `__qualname__` fails, `send_robust` itself raises an exception.
 
-    The argument `robust=True` of `on_commit` does not replace the function `harmless`. If the callback `tell` raised an
-    exception in Django 5.2, Django itself would raise a second exception. Then Django would not run the callbacks of
-    the project. Later versions of Django would write the callback `tell` to the log. This callback contains the key,
-    and the key is a secret.
+    The argument `robust=True` of `on_commit` is not enough, because the callback is a `partial` object. If the callback
+    raised an exception, Django 5.2 itself would raise another exception, and would not run the callbacks of the
+    project. Newer versions of Django would write the callback to the log. The callback contains the key, and the key is
+    a secret.
     """
     try:
         yield
-    except Exception:  # noqa: BLE001 (an exception of a receiver must not change the response)
+    # An exception of a receiver must not change the response.
+    except Exception:  # noqa: BLE001
         traceback.print_exc()

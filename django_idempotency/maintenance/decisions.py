@@ -1,8 +1,8 @@
 """This module reads and writes the list of decisions about a key. The list is stored in a column of the key's row. Each
-decision has an action and a time, and can have a reason and the name of the person or the command.
+decision has an action and a time. A decision can also have a reason, and the name of the person or of the command.
 
 A decision can delete steps that were in doubt. The list contains a copy of these steps, so that people can read the
-steps later. When the key's row is deleted, the list is deleted, too.
+deleted steps. When the key's row is deleted, the list is deleted, too.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key. The oldest decision comes first. Raises `NotDecryptable`. Reads no database.
 
-    A later version of the package can write entries that this version cannot read. For such an entry, this function
-    returns a decision with the action "unreadable". The time of this decision is the time of the key's last change.
-    Unknown fields of an entry are ignored.
+    If this version of the package cannot read an entry, the function returns a decision with the action "unreadable". A
+    newer version of the package can write an entry of this kind. The time of an unreadable decision is the time of the
+    key's last change. This function ignores unknown fields of an entry.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -77,8 +77,8 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
 
 
 def correctable(key: IdempotencyKey) -> set[str]:
-    """Return the names of the steps whose results were recorded by a person. If the decisions cannot be decrypted, the
-    result is an empty set.
+    """Return the names of the steps whose results were recorded by a person. If the decisions cannot be decrypted,
+    return an empty set.
     """
     try:
         return {decision.detail for decision in decisions_of(key) if decision.action in RECORDED}
@@ -87,7 +87,7 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Return the new text for the column `decisions`: the old decisions and one more decision."""
+    """Add a decision to the old decisions of a key, and return the new text for the column `decisions`."""
     trail = [*_entries(row), asdict(decision)]
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
@@ -113,8 +113,8 @@ def _is_readable(entry: Any) -> bool:
 
 
 def _entries(row: IdempotencyKey) -> list[Any]:
-    """Return all entries of the column `decisions`. Perhaps this version of the package cannot read some of these
-    entries. Raises `NotDecryptable`.
+    """Return all entries of the column `decisions`, also entries that this version of the package cannot read. Raises
+    `NotDecryptable`.
     """
     text = unseal(row, "decisions", row.decisions)
     try:

@@ -5,8 +5,8 @@ operations.
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
 function of the operation. The decorator puts an inner wrapper around the function of the operation. The inner wrapper
 protects the function. The decorator also puts an outer wrapper around `Operation.run`. The outer wrapper tells the
-inner wrapper which operation is running. An exception handler of the API can itself raise an exception. The outer
-wrapper, and not the inner wrapper, raises this exception again. If the inner wrapper raised the exception,
+inner wrapper which operation is running. An exception handler of the API can itself raise an exception. The inner
+wrapper stores this exception, and the outer wrapper raises it again. If the inner wrapper raised the exception,
 `Operation.run` would give the exception to the same handlers a second time.
 """
 
@@ -56,12 +56,13 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
     The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, for example with
-    ATOMIC_REQUESTS, the decorator opens a savepoint instead. An exception of the operation rolls back the transaction
-    or the savepoint. After the rollback, the API's exception handlers make the answer. A final answer is stored.
+    ATOMIC_REQUESTS, the decorator opens a savepoint instead. If the operation raises an exception, the decorator rolls
+    back the transaction or the savepoint. After the rollback, the API's exception handlers make the answer. The
+    decorator stores a final answer.
 
-    Put `idempotent_operation` below the route decorator. The decorator works without arguments, with options as keyword
-    arguments, or with an `Idempotency` object as its argument. The decorator protects the unsafe HTTP methods of the
-    route. Authentication, throttling and parsing run before the protection, also for a replay.
+    Put `idempotent_operation` below the route decorator. The decorator works without arguments. It also accepts options
+    as keyword arguments, or one `Idempotency` object. The decorator protects the unsafe HTTP methods of the route.
+    Authentication, throttling and parsing run before the protection, so they also run before a replay.
 
     Raises:
         IdempotencyConfigurationError: the decorator cannot protect the operation. It is raised when the operation is
@@ -72,7 +73,10 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    """Return the protected form of an operation's function. See Note [Around the operation and around its function]."""
+    """Return a wrapper that protects the function of an operation.
+
+    See Note [Around the operation and around its function].
+    """
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
         raise IdempotencyConfigurationError(
@@ -100,8 +104,9 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # After `wraps()`, `protected` and the unprotected function have the same list. So `protected` gets a new list. Our
-    # wrapper is the first item of the new list, so that our wrapper directly calls `Operation.run`.
+    # After `wraps()`, the protected and the unprotected function share one list of hooks. So this code makes a new list
+    # for the protected function. Our hook is the first item of the new list, so that our wrapper directly calls
+    # `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -111,7 +116,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
 def _around(layer: Idempotency, run: Any) -> Any:
     """Return a wrapper around the method `run` of an operation.
 
-    Django Ninja calls this function once for each place where the project mounts the router.
+    If a project mounts a router in several places, Django Ninja calls this function for each place.
     """
     operation: Operation = run.__self__
     methods = sorted(set(operation.methods) - SAFE_METHODS)
@@ -156,14 +161,14 @@ class NinjaViewCall(ViewCall):
     operation: Operation
 
     def authenticated(self) -> str | None:
-        """Return a text that identifies the caller, or None if the operation's authentication has found no caller."""
+        """Return a text that identifies the caller. If the authentication has found no caller, return None."""
         auth = getattr(self.request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
             # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
-            # returned the text. Django Ninja's own authenticators for sessions never return a text, so the code does
-            # not count these authenticators.
+            # returned the text. The session authenticators of Django Ninja never return a text, so this code does not
+            # count them.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -174,7 +179,7 @@ class NinjaViewCall(ViewCall):
         return auth_scope(auth)
 
     def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the operation's result into a response, in the same way as the operation itself.
+        """Convert the operation's result into a response, in the same way as Django Ninja does.
 
         The conversion happens before the COMMIT, because a schema can refuse the result.
         """
@@ -187,7 +192,8 @@ class NinjaViewCall(ViewCall):
         try:
             with transaction.atomic(using=alias_of(self.options)):
                 return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
-        except Exception as unanswered:  # noqa: BLE001 (`_answered` raises the exception again)
+        # The function `_answered` raises this exception again.
+        except Exception as unanswered:  # noqa: BLE001
             setattr(self.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
@@ -202,14 +208,13 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
     return operation._result_to_response(request, result, temporal)
 
 
-# --- the functions that `engine.declare.registry.frameworks` describes
+# --- see `engine.declare.registry.frameworks`
 
 
 def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-    """Return one tuple for each unsafe HTTP method of a URL of Django Ninja. If the URL is not of Django Ninja, return
-    None.
+    """If a URL belongs to Django Ninja, return one tuple for each unsafe HTTP method. For all other URLs, return None.
 
-    The closure of the URL's callback contains the `PathView` with the operations of the URL.
+    The callback of the URL is a closure. It contains a `PathView` object, which has all operations of the URL.
     """
     enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
     path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
@@ -224,13 +229,13 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Return None, because Django Ninja uses Django's request class. Protected operations have their own decorator."""
+    """Return None, because the decorator `idempotent_operation` itself makes each `NinjaViewCall` object."""
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Convert the return value of `reconcile` into a response, in the same way as a return value of the operation.
+    """Make a response from a value that `reconcile` has returned.
 
-    The conversion uses an empty request object.
+    Django Ninja converts the value as if the operation had returned it. The conversion uses an empty request object.
     """
     if not isinstance(declaration.target, Operation):
         return None

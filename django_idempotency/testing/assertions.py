@@ -1,6 +1,6 @@
-"""This module has `assert_idempotent`, which sends requests to an endpoint as clients do.
+"""This module has the function `assert_idempotent`, which sends requests to an endpoint in a test.
 
-If the endpoint has a defect, `assert_idempotent` fails with a message about the defect.
+If the endpoint has a defect, the function fails with a message about the defect.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def assert_idempotent(
 ) -> Any:
     """Check that an endpoint runs once for each key.
 
-    The function sends a request, a retry, a changed body, and a request without a key. Some arguments add more
-    requests.
+    The function sends a request, a retry, a request with a changed body, and a request without a key. With some
+    arguments, the function sends more requests.
 
     The function works in any test class. But a test with `transaction=True` must not run inside a transaction. The
     function does not delete the rows that the endpoint creates.

@@ -2,11 +2,11 @@
 
 After each stop, the test sends a retry. The test fails if a call or a write has run twice.
 
-The view passes the functions of its steps to methods of `Operation`. So this module replaces these public methods. This
-module also adds an execute wrapper to each of Django's database connections. The exception `Stopped` ends the request.
-`Stopped` is not a subclass of `Exception`, so error handlers of views and frameworks do not catch `Stopped`. After
-`Stopped`, the execute wrapper allows only rollbacks. So the engine cannot mark the key as failed. The key is locked
-until its lease is over, as after the death of a process.
+A view calls methods of the class `Operation` to run its steps. This module replaces these methods, so that it can stop
+the request at each step. This module also adds an execute wrapper to each of Django's database connections. To end the
+request, this module raises the exception `Stopped`. This exception is not a subclass of `Exception`, so error handlers
+of views and frameworks do not catch it. After this exception, the execute wrapper allows only rollbacks. So the engine
+cannot mark the key as failed. The key is locked until its lease is over. The same happens when a process dies.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
 class Stopped(BaseException):
-    """The exception `Stopped` ends the request. `assert_idempotent` catches `Stopped`, so your test never gets
-    `Stopped`.
+    """This exception ends the request. The function `assert_idempotent` catches the exception, so your test never gets
+    it.
     """
 
 
 @dataclass(slots=True)
 class Watch:
-    """A `Watch` records what one request does in leased mode.
+    """A `Watch` object records what one request does in leased mode.
 
-    A `Watch` is also the execute wrapper of the request's database connections.
+    The object is also the execute wrapper of the request's database connections.
 
     Attributes:
         stop_at: the number of the place where the request is stopped, or None if the request is not stopped.
@@ -67,8 +67,8 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place. If the number of the place is `stop_at`, stop the request. After the stop, each later place
-        stops the request again.
+        """Record the place. If this place has the number `stop_at`, stop the request with an exception. After this
+        stop, raise the exception at every other place.
         """
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
@@ -79,14 +79,14 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The last place is before the COMMIT of the response. After this COMMIT, a crash loses only the answer, and the
-        # retry gets a replay.
+        # The last place is before the COMMIT of the response. If a crash comes after this COMMIT, only the answer to
+        # the client is lost, and the retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
 
     def rows(self, alias: str) -> QuerySet[IdempotencyKey]:
-        """Return a query for the rows of the keys that the request has used."""
+        """Return a queryset with the rows of all keys that the request has used."""
         return IdempotencyKey.objects.using(alias).filter(key__in=self.keys)
 
 
@@ -98,7 +98,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Record in `watch` the requests that this process handles during the `with` block."""
+    """During the `with` block, record all requests of this process in the `Watch` object."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:
@@ -117,16 +117,16 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for the method `original` of `Operation`.
+    """Return a function that replaces a method of the class `Operation`.
 
-    The replacement calls `original`. At each place where the request can be stopped, the replacement calls
+    The new function calls the old method. At each place where the request can be stopped, the new function calls
     `watch.reach`.
     """
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # Before the function of a call runs, the start of the call is committed. Before the function of a `fetch`
-            # or a `write` runs, nothing is committed.
+            # For a call, the package commits the start of the call, and then the function runs. For a `fetch` or a
+            # `write`, the package commits nothing before the function runs.
             if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
@@ -161,9 +161,10 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """For each place, the checks of `crash_at_each_step` send a request with a new key.
+    """This class stops requests at each place, and checks the retries.
 
-    The checks stop this request at the place. Then the checks end the lease of the key, and send a retry.
+    For each place, the class sends a request with a new key, and stops the request at this place. Then the class ends
+    the lease of the key, and sends a retry.
 
     Args:
         checks: counts what the requests create, and writes the failures.
@@ -222,7 +223,7 @@ class CrashChecks:
         in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
         held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
         if held and not retried.used and retry.status >= 400:
-            return  # under the policy "hold", a retry must be refused while a call is in doubt
+            return  # under the policy "hold", a retry must be refused if a call is in doubt
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)
@@ -238,9 +239,9 @@ class CrashChecks:
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """Yield each defect of the retry, together with advice for the developer.
 
-        A call that was made twice is a defect if the call has no derived key. A step needs the same name in all
-        attempts. `reconcile` can use a different function to record the result of a call. A run of this different
-        function does not count as a second call.
+        A call without a derived key must not be made twice. A step must have the same name in all attempts. The
+        function `reconcile` can record the result of a call with the help of a different function. A run of this
+        different function does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

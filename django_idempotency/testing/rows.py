@@ -1,4 +1,4 @@
-"""The function `create_key` writes a row into the key table. The row looks like the row of an earlier request."""
+"""This module has the function `create_key`, which writes a test row into the key table."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def create_key(
     """Write a row into the key table. The row looks like the row of an earlier request with this key. The next request
     with this key finds the row.
 
-    This function writes with the package's own store, in a transaction of its own. Inside an outer `atomic()`, the
-    function uses a savepoint. The row has no fingerprint, so the row matches any request with this key.
+    This function writes the row in a new transaction. Inside an outer `atomic()`, the function uses a savepoint. The
+    row has no fingerprint, so the row matches any request with this key.
 
     Args:
         key: the key that the client sends, without quotes. Default: a new UUID.

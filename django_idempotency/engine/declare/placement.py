@@ -1,7 +1,7 @@
-"""Find uses of the decorator `idempotent` in wrong places, and raise errors.
+"""This module raises an error if the decorator `idempotent` stands in a wrong place.
 
 The decorator `idempotent` must stand below all code that decides who the caller is, for example below `login_required`.
-If `idempotent` stands in a wrong place, a replay can send a response to the wrong caller. A replay can also send a
+If the decorator stands in a wrong place, a replay can send a response to the wrong caller. A replay can also send a
 response to a caller whose token has been revoked.
 """
 
@@ -44,10 +44,10 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Raise an error if `idempotent` decorates an object that is not a view, or if `idempotent` stands in a wrong
+    """Raise an error if `idempotent` decorates an object that is not a view, or if the decorator stands in a wrong
     place.
 
-    `refuse_view` is called when the decorator is applied.
+    The decorator calls this function before it protects a view.
     """
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
@@ -63,8 +63,8 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Look below `idempotent` for code that can decide who the caller is. Return a text that names this code, or None
-    if there is no such code. The code can be an operation of Django Ninja, a view class, or a different decorator.
+    """A decorator, a view class or an operation of Django Ninja can decide who the caller is. If such code stands below
+    `idempotent`, return a text that names this code. Otherwise, return None.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -74,29 +74,30 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Set a hook on a protected Django view. Because of the hook, Django Ninja cannot make an operation from this view.
+    """Make sure that Django Ninja cannot make an operation from a protected Django view.
 
-    If Django Ninja tries to make an operation from the view, Django Ninja calls the hook, and the hook raises an error.
+    This function adds a hook to the view. If Django Ninja tries to make an operation from the view, the hook raises an
+    error.
     """
-    # This code does not import Django Ninja, because many projects do not use Django Ninja. This code makes a new list
-    # of hooks, because the unprotected view must keep its own list. The function `wraps()` copies only a reference, so
-    # both views can have the same list object.
+    # This code does not import Django Ninja, because many projects do not use Django Ninja. After `wraps()`, the
+    # protected view and the unprotected view can share one list of hooks. So this code makes a new list, and does not
+    # change the list of the unprotected view.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Check two places during a request, and raise an error if `idempotent` stands in a wrong place.
+    """During a request, raise an error if the decorator `idempotent` stands in a wrong place.
 
-    On an operation of Django Ninja, `idempotent` is always wrong. On a `dispatch` method, `idempotent` can be wrong,
-    see `misplaced_dispatch`.
+    The decorator must never stand on an operation of Django Ninja. The function `misplaced_dispatch` tells whether the
+    decorator may stand on a `dispatch` method.
     """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == "ninja.operation":
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # Usually `view` is a method of a view class, and the first argument is the view instance. But with
-        # `method_decorator`, `view` is a `partial` object around a bound method, and `__self__` of this method is the
-        # view instance.
+        # This code needs the instance of the view class. Usually, the instance is the first argument of the call. But
+        # if the project uses `method_decorator`, the argument `view` is a `partial` object around a bound method. Then
+        # the instance is the attribute `__self__` of the bound method.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -107,9 +108,9 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Return an error message if `idempotent` must not decorate the `dispatch` of this class.
+    """Return an error message if `idempotent` decorates a `dispatch` method that it must not decorate.
 
-    Return None if `idempotent` may decorate the `dispatch`. A system check also calls this function.
+    Otherwise, return None. A system check also calls this function.
     """
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
@@ -125,8 +126,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Look below a protected `dispatch` for code that can decide who the caller is. Return a text that names this code,
-    or None if there is no such code.
+    """If code below a protected `dispatch` method can decide who the caller is, return a text that names this code.
+    Otherwise, return None.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -143,9 +144,10 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # A `dispatch` method of the project runs before the handlers, and can check the caller. If the class has no
-    # handlers, the last `dispatch` of the project answers the request. So this code does not treat the last `dispatch`
-    # as a check of the caller.
+    # A `dispatch` method of the project runs before the handlers, so it can check the caller. If the class has no
+    # handlers, one `dispatch` method of the project answers the request. In the MRO, this method comes after all other
+    # `dispatch` methods of the project. This method is not a check of the caller, so this code removes the method from
+    # the list.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -154,9 +156,9 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Return an error message if `idempotent` stands in a wrong place on this handler.
+    """Return an error message if the decorator `idempotent` stands in a wrong place on a handler.
 
-    Return None if the place of `idempotent` is right. System check E006 shows the message.
+    If the place is right, return None. System check E006 shows the error message.
     """
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent stands above {below}"
@@ -165,7 +167,7 @@ def misplaced_decorator(handler: Any) -> str | None:
 def refuse_handler(handler: Any) -> None:
     """Raise an error if a handler in a class with `IdempotencyMixin` has a decorator that can check the caller.
 
-    The protection of the mixin stands above all decorators of the handler, so a replay would skip these decorators.
+    The protection of the mixin runs before all decorators of the handler, so a replay would not run these decorators.
     """
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
         raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
@@ -173,7 +175,7 @@ def refuse_handler(handler: Any) -> None:
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
     """Look for a decorator that can decide who the caller is. Return a text that names this decorator and tells how to
-    correct the code. Return None if the function has no such decorator.
+    correct the code. If the function has no such decorator, return None.
     """
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:

@@ -1,6 +1,6 @@
-"""A view or a function of `run_once` gets an `Operation`, which describes the attempt and has methods for named steps.
+"""A view gets an `Operation` object. The object describes one attempt, and has methods for named steps.
 
-Atomic mode has no steps. In leased mode, `leased.LeasedOperation` stores the steps and their results.
+Atomic mode has no steps. In leased mode, the class `LeasedOperation` stores the steps and their results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 class Operation:
-    """One attempt at an operation. The view gets this object as `request.idempotency`. In atomic mode, an operation has
-    no steps.
+    """An `Operation` object describes one attempt to do the work. The view gets this object as `request.idempotency`.
+    In atomic mode, the work has no steps.
 
     Args:
         key: the key that the client sent, or None if the request has no key or is not protected.
@@ -56,7 +56,7 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. For leased work, `steps_on` names the database in which `write` steps run. If leased
+        """Create the operation. For leased work, `steps_on` is the alias of the database for `write` steps. If leased
         work has no key, the steps run, but their results are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
@@ -68,8 +68,8 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Prepare a run of `reconcile` or of the work. Each run can use each step name once, and gets the stored
-        results.
+        """Prepare the next run of the work or of the function `reconcile`. Each run can read all stored results. During
+        one run, each step name can be used only once.
         """
         self._used: set[str] = set()
         self._unasked = {*self._doubts, *self._kept}
@@ -87,16 +87,16 @@ class Operation:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Return the name and result of each finished step of all attempts.
+        """Return the name and the result of each finished step. Steps of earlier attempts are included.
 
-        A result that is a model instance is read from the database again. If the row is missing, `DoesNotExist` is
-        raised.
+        If a result is a model instance, this property reads the instance from the database. If the row is missing,
+        Django raises `DoesNotExist`.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items()}
 
     def derive_key(self, name: str) -> str:
-        """Return a UUID as the idempotency key of an external call. For each name, every attempt gets the same UUID.
+        """Return a UUID as the idempotency key of an external call. Every attempt gets the same UUID for the same name.
 
         If the operation has no key, a retry gets a different UUID, because the package cannot recognise the retry.
         """
@@ -108,12 +108,13 @@ class Operation:
         return str(uuid5(self._namespace, name))
 
     def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
-        """Store which object the key is about, such as an order. The admin, search, events and logs show this object.
+        """Store a reference to the object that the key is about, such as an order.
 
-        In atomic mode, the reference to the object is stored together with the result, without an extra SQL statement.
-        In leased mode, one more SQL statement checks the fence and stores the reference. If you call `refer_to` in the
-        function that you pass to `write`, the reference commits together with the write. If you call `refer_to` twice,
-        the second reference replaces the first reference.
+        The admin, the events and the logs show this reference. The admin can also find the key by this reference. In
+        atomic mode, the reference is stored together with the result, without an extra SQL statement. In leased mode,
+        one more SQL statement checks the fence and stores the reference. If the reference must commit together with a
+        `write` step, call `refer_to` inside the function of this step. If you call `refer_to` twice, the second
+        reference replaces the first reference.
 
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
@@ -135,10 +136,10 @@ class Operation:
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call another system, such as a payment gateway or a mail server.
 
-        This method first commits the start of the call. Then `function` runs while no transaction is open, and after
-        that, the result is committed. A later attempt gets the stored result and does not run `function` again. If
-        `function` raises an exception, such as a timeout, the call is in doubt, because its outcome is unknown. `call`
-        raises the exception again. If the other system refuses, for example if a card is declined, `function` should
+        This method first commits the start of the call. Then the method runs the function outside of any transaction,
+        and commits the result. A later attempt gets the stored result and does not run the function again. If the
+        function raises an exception, such as a timeout, the call is in doubt, because its outcome is unknown. Your code
+        gets this exception, too. If the other system refuses, for example if a card is declined, the function should
         return a value and raise no exception.
 
         Args:
@@ -171,11 +172,11 @@ class Operation:
         return cast(T, self._finish(name, value))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read a value, such as an exchange rate, from another system. Change nothing in that system.
+        """Read a value, such as an exchange rate, from another system. The function must not change the other system.
 
-        This method runs `function`, and then stores the result with one SQL statement. If a transaction is open, the
+        This method runs the function, and then stores the result with one SQL statement. If a transaction is open, the
         result commits with that transaction. A later attempt gets the stored result. If a fetch is interrupted, nothing
-        is stored, so a fetch is never in doubt. A key whose steps are only fetches needs no attention.
+        is stored, so a fetch is never in doubt. If all steps of a key are fetches, the key needs no attention.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -194,10 +195,10 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` in a transaction. The writes and the result of `function` commit together, exactly once.
+        """Run a function in a transaction. The writes and the result of the function commit together, exactly once.
 
-        This method opens a transaction in the key's database, locks the key's row, runs `function`, and commits. A
-        later attempt gets the stored result and does not run `function` again.
+        This method opens a transaction in the key's database, locks the key's row, runs the function, and commits. A
+        later attempt gets the stored result and does not run the function again.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -221,7 +222,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Start the lease again with its full length. Use `renew` if the work takes longer than the lease.
+        """Extend the lease to its full length. Use this method if the work takes longer than the lease.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -239,8 +240,8 @@ class Operation:
         """Do the same as `call`, but for `async def` views. The argument `function` is an `async def` or `def`
         function. A `def` function runs in a thread.
 
-        If the request is cancelled, `acall` waits for the end of `function` and stores the result. `acall` waits at
-        most for the length of the lease, so `function` needs a time limit.
+        If the request is cancelled, this method waits until the function ends, and stores the result. The method does
+        not wait longer than the lease, so the function needs a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await finished(call, at_most=self._lease)
@@ -289,7 +290,7 @@ class Operation:
         """Do the same as `renew`, but for `async def` views."""
         await sync_to_async(self.renew)()
 
-    # --- the next methods run steps and store no results
+    # --- steps without storage
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
         """Mark the step name as used. Return `(True, result)` if the step has a stored result, else `(False, None)`."""
@@ -322,14 +323,13 @@ class Operation:
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource at once if leased work calls `refer_to`. In atomic mode, this method does nothing, because
-        the resource is stored together with the result. If the operation has no key, this method also does nothing.
+        """In leased mode, store the resource immediately when the work calls `refer_to`. In atomic mode, do nothing,
+        because the resource is stored together with the result. If the operation has no key, also do nothing.
         """
 
 
 class AtomicOperation(Operation):
-    """This class is the operation of a view or of other work without the option `lease`. The work runs in one
-    transaction and has no steps.
+    """Work without the option `lease` gets an object of this class. The work runs in one transaction and has no steps.
 
     Each protected request in atomic mode creates an `AtomicOperation`, so the constructor must be fast.
     """
@@ -361,7 +361,7 @@ class Work(Protocol[T]):
     """This interface describes work that must run once. The work also decides which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
-        """Do the work. In atomic mode, the work runs inside the transaction of the claim.
+        """Do the work. In atomic mode, the work runs inside the transaction that claims the key.
 
         Args:
             operation: the operation of this attempt. Only leased work can use steps.
@@ -371,8 +371,8 @@ class Work(Protocol[T]):
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:
-        """Return the framework's response for an exception of the work. The engine calls this method after the
-        rollback.
+        """If the work raises an exception, return the framework's response for this exception. The engine calls this
+        method after the rollback.
 
         Returns:
             The judged answer, or None if `error` should propagate to the caller.
@@ -387,8 +387,9 @@ class Work(Protocol[T]):
 
 
 def encode_step(value: Any) -> str:
-    """Return the JSON text that is stored for the result of a step. JSON and saved model instances can be stored, up to
-    a text of 1 MiB. Every other result raises `ResultNotStorable`.
+    """Return the JSON text that is stored for the result of a step. The result must be a JSON value or a saved model
+    instance. If the result is something else, or if the text is longer than 1 MiB, this function raises
+    `ResultNotStorable`.
     """
     kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes
     if len(kept) > MAX_STEP_BYTES:
@@ -400,8 +401,8 @@ def encode_step(value: Any) -> str:
 
 
 def encode(value: Any) -> str:
-    """Return the JSON text that is stored for a value. JSON and saved model instances can be stored. Every other value
-    raises `ResultNotStorable`.
+    """Return the JSON text that is stored for a value. The value must be a JSON value or a saved model instance. Every
+    other value raises `ResultNotStorable`.
     """
     if isinstance(value, models.Model):
         if value.pk is None or value._state.adding:
@@ -420,8 +421,8 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str | None) -> Any:
-    """Return the value that is stored as a JSON text. If the text is None, return None. A model instance is read from
-    the database again. If the row is missing, the `DoesNotExist` of the model is raised.
+    """Return the value that is stored as a JSON text. If the text is None, return None. If the text describes a model
+    instance, this function reads the instance from the database. If the row is missing, Django raises `DoesNotExist`.
     """
     if text is None:
         return None
@@ -443,8 +444,8 @@ def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resou
     valid, for example too long.
     """
     if isinstance(what, models.Model):
-        # The id of an instance is its primary key. If the caller has also passed an id, the call of `refer_to` is
-        # refused.
+        # The id of an instance is its primary key. So the argument `id_` must be None, or this function raises an
+        # error.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

@@ -18,8 +18,9 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 # In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
 # backslashes are escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters after the string are ignored, so their pattern is not strict. A parameter value can be a string, a byte
-# sequence, or a text of nearly all visible characters.
+# The package ignores parameters after the string, so this pattern also accepts some invalid parameters. A parameter
+# value can be a string or a byte sequence. It can also be a text without quotes, which may contain nearly all visible
+# characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -73,7 +74,7 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is 1 to 255 visible ASCII characters. Otherwise, raise `InvalidKey`."""
+    """Return the key if it has 1 to 255 visible ASCII characters. Otherwise, raise `InvalidKey`."""
     if not key.strip():
         raise InvalidKey(gettext_noop("It is empty."))
     if len(key) > MAX_LENGTH:
@@ -84,7 +85,9 @@ def check_key(key: str) -> str:
 
 
 def is_uuid(key: str) -> bool:
-    """Return True for a UUID, which section 2.2 of the draft recommends as a key. Use `is_uuid` as `KEY_VALIDATOR`."""
+    """Return whether a key is a UUID. Section 2.2 of the IETF draft recommends UUIDs as keys. Use `is_uuid` as
+    `KEY_VALIDATOR`.
+    """
     return _UUID.fullmatch(key) is not None
 
 
@@ -94,7 +97,7 @@ def new_key() -> str:
 
 
 def check_dated(key: str) -> str:
-    """Return `key` if it is a UUID of version 7. Otherwise, raise `InvalidKey`.
+    """Return the key if it is a UUID of version 7. Otherwise, raise `InvalidKey`.
 
     A UUID of version 7 contains the time at which it was made.
     """
@@ -104,11 +107,12 @@ def check_dated(key: str) -> str:
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return True if a UUID of version 7 is older than `ttl_seconds`. Also return True if its time is in the future.
+    """Return True if a UUID of version 7 is older than `ttl_seconds`. Also return True if the time in the UUID is in
+    the future.
 
     If a key is older than `ttl_seconds`, the row of the key is possibly deleted already. The first 48 bits of the UUID
     are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the time in seconds since
-    1970. A time is in the future if it is more than `MAX_AHEAD` seconds after `now`.
+    1970. A time counts as future only if it is more than `MAX_AHEAD` seconds after the present time.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -3,17 +3,18 @@
 The package promises the order of the steps, so this order must not change.
 
 # Note [Taking ATOMIC_REQUESTS over]
-With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside Django's
-block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT failed. So the
-package opens the transaction, and Django does not open a transaction. A protected callback has an attribute
-`_non_atomic_requests` with the alias of the keys. This attribute tells Django to open no transaction on this alias. If
-a request runs without protection, the package opens the `atomic(alias)` that Django would have opened.
+With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside this
+`atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
+failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
+attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
+table. If a request runs without protection, the package opens the `atomic(alias)` that Django would have opened.
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
-request, and the client gets the view's response unchanged. With ATOMIC_REQUESTS, the view runs in the same transaction
-as without the package. In observe mode, the key is claimed in one short transaction, and completed in another short
-transaction. If the claim or the completion fails, the package logs the error, and the error never reaches the client.
+request, and the client gets the view's response unchanged. If ATOMIC_REQUESTS is True, the view runs in one
+transaction, as it does without the package. In observe mode, the key is claimed in one short transaction, and completed
+in another short transaction. If the claim or the completion fails, the package logs the error, and the error never
+reaches the client.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # The key contains the time of the client's clock, which can be some minutes ahead. The package accepts a key
-        # with a time in the future for some minutes longer than `ttl`. So the row must also be stored for some minutes
-        # longer than `ttl`. If the row expired earlier, a retry could run the view again.
+        # The key contains the time of the client's clock, which can be some minutes ahead. If the time in a key is in
+        # the future, the package accepts the key for some minutes longer than `ttl`. So the row must also be stored for
+        # some minutes longer than `ttl`. If the row expired already after `ttl`, a retry could run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -160,7 +161,7 @@ def read_key(request: Any, options: Idempotency) -> str | None:
 
 
 def pass_through(call: ViewCall) -> HttpResponseBase:
-    """Call the view as if the view were not protected. The operation in `request.idempotency` has no key."""
+    """Call the view without protection. The operation in `request.idempotency` has no key."""
     request: Any = call.request
     leased = call.options.lease is not None
     request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
@@ -183,9 +184,9 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 
 
 def _forget_session(request: Any) -> None:
-    """Forget the session that this duplicate request has loaded, so that Django does not save the old session.
+    """Make a new session object for a duplicate request, so that Django does not save old session data.
 
-    The first request can change the stored session after this request has loaded the session.
+    The first request can change the stored session after the duplicate request has loaded it.
     """
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
@@ -213,7 +214,9 @@ def _tell_developer(operation: str) -> None:
 
 
 def observed(call: ViewCall) -> HttpResponseBase:
-    """Run the view, and log the replay or the refusal that a protected view would have sent. See Note [Observing]."""
+    """Run the view in observe mode. If a protected view would have sent a replay or a refusal, write this to the log.
+    See Note [Observing].
+    """
     wanted = _safely(partial(asked, call))
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)
@@ -234,7 +237,7 @@ def observed(call: ViewCall) -> HttpResponseBase:
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja itself converts the result again later
+    if not isinstance(response, HttpResponseBase):  # Django Ninja itself makes the response for the client
         response = call.ready(response)
     if response.status_code < 500 and call.options.record(response):
         # In observe mode, the package must not render a response. So only the status is stored.
@@ -245,10 +248,10 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run `work` in a new transaction. If a transaction is open already, `work` runs in a savepoint of that
+    """Run a function in a new transaction. If a transaction is open already, run the function in a savepoint of that
     transaction.
 
-    Because of the savepoint, an error of `work` cannot break the outer transaction.
+    Because of the savepoint, an exception cannot break the outer transaction.
     """
     return _safely(transaction.atomic(using=store.alias)(work))
 
@@ -258,7 +261,7 @@ def _safely(work: Callable[[], T]) -> T | None:
         return work()
     except Exception as error:
         if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # without this `raise`, Django would give an empty body to the view
+            raise  # without this line, the view would get an empty body
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None
@@ -276,13 +279,13 @@ def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> Non
 
 
 class TakenOver(set[str]):
-    """This set is the attribute `_non_atomic_requests` of a protected view. Django opens no transaction for an alias in
-    this set.
+    """A protected view has a set of this class in its attribute `_non_atomic_requests`. If the set contains the alias
+    of a database, Django opens no transaction in this database.
 
     See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
-    `non_atomic_requests`. The method `__contains__` also returns True for the alias of the keys. The alias of the keys
-    is not stored, but looked up for each request, because a router can choose a different alias for each request. Also,
-    the settings are not always ready at import.
+    `non_atomic_requests`. The method `__contains__` also returns True for the database of the key table. The set does
+    not store the alias of this database, because a router can choose a different database for each request. Another
+    reason is that the settings are not always ready when Python imports the view.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -297,14 +300,14 @@ class TakenOver(set[str]):
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
-    """Mark a protected callback, so that Django opens no transaction on the alias of the keys."""
+    """Mark a protected callback, so that Django opens no transaction in the database of the key table."""
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """Return the transaction that Django would have opened for a request to an unprotected view."""
+    """Return the same transaction that Django would open for an unprotected view."""
     match_ = getattr(request, "resolver_match", None)
-    # Some tests set a `resolver_match` that has no attribute `func`.
+    # In some tests, `resolver_match` has no attribute `func`.
     mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()

@@ -1,8 +1,8 @@
 """This module has the error answers of the package, in the format of RFC 9457 (problem details). Each error has its own
 function.
 
-Section 2.7 of the IETF draft about `Idempotency-Key` has titles for some errors. The package uses these titles. Titles
-are never translated, but details are translated.
+The package uses the titles in section 2.7 of the IETF draft about `Idempotency-Key`. Titles are never translated, but
+details are translated.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Problem:
 
 
 class Refused(Exception):
-    """This exception means that the package refuses a request before the claim. The reason is that the package cannot
-    identify the caller, or that the package cannot use the body of the request.
+    """The package raises this exception if it cannot identify the caller, or if it cannot use the body of the request.
+    At this time, the package has not claimed the key yet.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -116,7 +116,7 @@ def body_too_large() -> Problem:
 
 
 def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
-    """Return the error for a duplicate that came while the first request is still running.
+    """Return the error for a duplicate that comes before the first request has ended.
 
     `retry_after` is the number of seconds after which the client should retry, see `Conflicted.retry_after`.
     """
@@ -165,7 +165,7 @@ def store_busy() -> Problem:
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
-    """Return the error for an outcome that refuses a request, or for an exception of `run_once`."""
+    """Return the error for a refused request. The argument can also be an exception from `run_once`."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():
             problem = already_used(options)
@@ -183,7 +183,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """Return the response that a protected view would send for an exception of `run_once`.
+    """If `run_once` has raised an exception, return an error response like the response of a protected view.
 
     The status is 409 or 422. If the store was busy, the status is 503. If a retry can succeed, the response has
     `Retry-After`.
@@ -195,8 +195,8 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # While the first request is running, this response has the status 409. The status is never 202, because a sender of
-    # webhooks would treat 202 as success.
+    # If the first request is still running, the status is 409. The status is never 202, because a sender of webhooks
+    # would treat 202 as success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response

@@ -1,6 +1,6 @@
 """This module checks the set-up of the database server.
 
-With a correct set-up, a claim and the business write are committed together, or are rolled back together.
+If the set-up is correct, the claim of a key and the writes of the view are committed together or rolled back together.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ the schema of a tenant."""
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """On Citus, check where the package's tables are stored.
 
-    If a table is stored in a wrong place, the business write can be committed without its key. Then a retry writes a
-    second time.
+    If a table is stored in a wrong place, an order can be committed without its key. Then a retry creates a second
+    order.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
