@@ -41,12 +41,14 @@ _HOMES = {
 """The module of each name that is not an exception. The imports above name the same modules."""
 
 
-if not TYPE_CHECKING:  # a type checker that reads `__getattr__` would accept every name
+# If a type checker read `__getattr__`, the type checker would accept wrong names of attributes.
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import the module of a public name when the name is first used, and return the object.
+        """Import the module that defines this public name, and return the object with this name.
 
-        The module cannot be imported earlier, because Django imports this package before models can be imported.
+        If this file imported all modules at the top, Django could not start. Django imports this file at a time when
+        models cannot be imported yet.
         """
         for home, names in _HOMES.items():
             if name in names:

@@ -1,5 +1,5 @@
-"""This module has the columns and indexes that are different on each kind of database. Migrations import the classes of
-this module, so the names of these classes must not change.
+"""This module defines columns and indexes that need different SQL on each kind of database. Migrations import the
+classes of this module, so the names of these classes must not change.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class _Exact:
-    """This mixin makes a text field that every database compares byte by byte.
+    """If a text field has this mixin, every database compares the texts of the field byte by byte.
 
     By default, MySQL and MariaDB ignore accents and capital letters, so "Á" and "a" are equal texts. MariaDB also
-    ignores spaces at the end of a text. With the collation "C", PostgreSQL can use a normal index to search for the
-    beginning of a text. If a later migration changes the field with `AlterField`, the column keeps its collation.
+    ignores spaces at the end of a text. On PostgreSQL, the column has the collation "C". With this collation, a normal
+    index also finds texts by their first letters. If a later migration changes the field with `AlterField`, the column
+    keeps its collation.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -33,8 +34,7 @@ class _Exact:
 def exact_collation(connection: Any) -> str | None:
     """Return the name of a collation that compares bytes and does not ignore spaces at the end of a text.
 
-    On SQLite, the result is None, so the column has SQLite's default collation. The default collation already compares
-    bytes, and does not ignore spaces.
+    On SQLite, the result is None, because SQLite's default collation already compares bytes.
     """
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
@@ -42,20 +42,21 @@ def exact_collation(connection: Any) -> str | None:
 
 
 class ExactCharField(_Exact, models.CharField):  # type: ignore[type-arg]
-    """This field has a short text that every database compares byte by byte."""
+    """This field stores a short text, and every database compares the text byte by byte."""
 
 
 class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
-    """This field has a text of any length, and every database compares the text byte by byte."""
+    """This field stores a text of any length, and every database compares the text byte by byte."""
 
 
 class IndexWhereSet(models.Index):
-    """This index contains only the rows in which the column `set_column` is not NULL.
+    """This index contains only some rows of the table. The argument `set_column` decides which rows are in the index.
 
-    For example, the index for the column `last_error` is nearly empty while no key needs attention.
+    For example, the index for the column `last_error` contains only rows with an error text. Most rows have no error
+    text, so this index is small.
 
-    MySQL and MariaDB have no partial indexes, so these databases get a plain index of all rows. Django's own
-    `models.Index(condition=…)` is not used, because Django would print a warning on MySQL and MariaDB.
+    MySQL and MariaDB have no partial indexes, so these databases get a plain index of all rows. The models do not use
+    Django's `models.Index(condition=…)`, because Django would print a warning on MySQL and MariaDB.
 
     Args:
         set_column: the index has only the rows in which this column is not NULL. If "-" stands before the column's

@@ -32,11 +32,9 @@ RUNNING = 10
 """The page shows at most this number of open transactions above the list: those that have run longest."""
 
 
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes no type parameters at run time
-    """This paginator counts at most 2,000 keys, because a full count(*) would read the whole table.
-
-    Django's admin calls the paginator to count the keys of the list.
-    """
+# The class `Paginator` takes no type parameters at run time.
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
+    """This paginator counts at most 2,000 keys. A count(*) without a limit would read the whole table."""
 
     @cached_property
     def count(self) -> int:
@@ -45,21 +43,23 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # the class takes 
 
 
 class BoundedChangeList(ChangeList):
-    """The admin's list shows the newest keys first. A list of keys that need attention shows the oldest keys first.
+    """The admin's list shows the newest keys first. But if the list has only keys that need attention, the oldest keys
+    come first.
 
-    A person cannot change the order with `?o=` in the URL, because the database would have to sort the whole table.
+    A person cannot change the order with `?o=` in the URL. Otherwise, the database would have to sort the whole table.
     """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Return the keys of the list, after the search and all filters.
+        """Return the keys that the list shows.
 
-        The filter by state runs last, and looks only at keys that the search and the other filters have found.
+        The search and the other filters run first, and the filter by state runs last.
 
-        If a person chooses filters but no state, the filters look only at the latest 100,000 keys. The state
-        `completed` has the same limit. A search looks at all keys, because a search uses an index.
+        If a person chooses a filter but no state, the list contains only keys from the latest 100,000 keys. The filter
+        for the state `completed` also reads only the latest 100,000 keys. A search also finds older keys, because a
+        search uses an index.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -72,8 +72,8 @@ class BoundedChangeList(ChangeList):
         show(self.result_list, self.model_admin, request)
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # If the URL has a search, a filter or a page number, the page shows no overview of the states. So this page
-        # does not wait for the queries of the overview.
+        # The overview of the states needs several queries. So the page has no overview if the URL contains a search, a
+        # filter or a page number.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -102,7 +102,8 @@ class BoundedChangeList(ChangeList):
 class StateFilter(admin.SimpleListFilter):
     """This is the admin's filter by state.
 
-    The class `BoundedChangeList` finds the keys in each state except `completed`, after all other filters have run.
+    This class finds only the keys with the state `completed`. The class `BoundedChangeList` finds the keys with every
+    other state.
     """
 
     title = _("state")
@@ -141,8 +142,8 @@ class OperationFilter(admin.SimpleListFilter):
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     """Return the keys that match a search text. The search text can be a key, a resource or a caller.
 
-    One query searches by key, one query by resource, and two queries by caller. Each of these four queries finds at
-    most 2,000 keys.
+    The function runs four queries: one for keys, one for resources, and two for callers. Each query returns at most
+    2,000 keys.
     """
     text = term.strip()
     if not text:
@@ -151,18 +152,18 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # The index on `scope` can return the keys of one caller in any order. So a separate query finds the newest keys of
-    # a caller.
+    # If a caller has more than 2,000 keys, the query with the index on `scope` can miss the newest keys of this caller.
+    # So another query searches for the newest keys.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """Return the scopes to search for. If the search text is the name of a user, the scope of this user is added.
+    """Return the scopes that the search must look for.
 
-    The search text itself is always one of the scopes. A person needs the permission to view users in order to search
-    for the name of a user.
+    The search text can be a scope, so the result always contains the search text. If the search text is a user name,
+    the result also contains the scope of this user. Only a person who may view users can search by user name.
     """
     users = get_user_model()
     scopes = {text}

@@ -1,4 +1,4 @@
-"""This package lists the endpoints of the project, and says which endpoints are protected."""
+"""This package lists the endpoints of the project. The list shows which endpoints are protected."""
 
 from .listing import Endpoint, list_endpoints
 

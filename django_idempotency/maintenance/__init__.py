@@ -1,4 +1,6 @@
-"""This package has the public functions that find keys, delete keys, erase a caller's data, and decide about keys."""
+"""The public functions of this package find keys, delete keys, and store decisions about keys. Some functions erase the
+data of one caller.
+"""
 
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request.callers import scope_of_user

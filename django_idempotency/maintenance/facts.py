@@ -21,13 +21,13 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """A `Facts` object has the row of a key, and the steps of the key in the order of their first start."""
+    """A `Facts` object contains the row of a key and the steps of this key. The oldest step comes first."""
 
     @cached_property
     def in_doubt(self) -> list[str]:
         """Return the names of the steps that were started and have no result.
 
-        If a worker has the key now, no step is in doubt, so the list is empty.
+        If a worker is processing the key now, the list is empty, because no step is in doubt.
         """
         return [step.name for step in self.doubts]
 
@@ -42,24 +42,24 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """Return the names of the steps whose result a person can record. A result can be recorded for a step in doubt,
-        and for a step whose result a person has recorded before.
+        """Return the names of the steps for which a person can record a result. A person can record a result for a step
+        in doubt. A person can also replace a result that a person has recorded earlier.
         """
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether this action needs a confirmation. Before the confirmation, a person must find out what the
+        """Return whether a person must confirm this action. Before the confirmation, the person must find out what the
         earlier attempts have done.
 
-        After the action "release", the next retry repeats each call that is in doubt. If a call is in doubt, a release
-        needs a confirmation, but not with the policy "retry". If a write is in doubt, a release always needs a
-        confirmation, because the policy decides only about calls. If a key is in progress without a lease, a release
-        needs a confirmation, because the work has already committed writes.
+        After the action "release", the next retry repeats each call that is in doubt. So if a call is in doubt, a
+        release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. If a write is
+        in doubt, a release always needs a confirmation, because the policy decides only about calls. A release of a key
+        in progress without a lease also needs a confirmation. The work of this key has perhaps committed some writes.
 
         The action "answer" needs a confirmation if the key has a finished call or a step in doubt. An answer for a key
         in progress without a lease also needs a confirmation. After an answer, the key no longer needs attention. So
-        people could forget that a customer has paid, but the order does not exist.
+        without a confirmation, people could forget a customer who has paid and has no order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -68,10 +68,10 @@ class Facts(Seen):
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
-    """Return the `Facts` of these rows, in the order of the rows. All rows must be in the same database.
+    """Return one `Facts` object for each row, in the order of the rows. All rows must be in the same database.
 
-    For any number of rows, the function runs only two queries. But if `results` is False and all keys are completed,
-    the function does not run a query.
+    The function runs only two queries, even for many rows. If `results` is False and all keys are completed, the
+    function runs no query.
 
     Args:
         results: if True, the function also reads the results and errors of the steps, also for completed keys. Results

@@ -1,5 +1,5 @@
-"""This module has the base classes of the management commands. The commands print texts safely, run on several
-databases, and can be ended by a signal.
+"""This module has the base classes of the management commands. The base classes print texts safely, run a command on
+several databases, and end a command after a signal.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ twice: to the process, and then to the process group.
 
 
 def first_line(error: object) -> str:
-    """Return the first line of an error's text, because the other lines can contain data of a row."""
+    """Return only the first line of an error's text. The other lines can contain data of a row."""
     return without_controls(str(error).partition("\n")[0])
 
 
 class IdempotencyCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. An error of the options or of the database is printed without a traceback."""
+        """Run the command. If an option or the database causes an error, the error is printed without a traceback."""
         try:
             return super().execute(*args, **options)
         except DatabaseError as error:
@@ -47,21 +47,21 @@ class IdempotencyCommand(BaseCommand):
             raise CommandError(str(error)) from error
 
     def say(self, text: str) -> None:
-        """Print a text and flush the output. Control characters, and characters that the output cannot encode, are
-        printed as escape sequences.
+        """Print a text, and flush the output. Control characters are printed as escape sequences. Characters that the
+        output cannot encode are also printed as escape sequences.
 
-        Commands print operations, steps and errors, which can contain any character. A character that cannot be printed
-        must not end the command.
+        The commands print names of operations and steps, and these names can contain any character. A command must not
+        fail because of a character that cannot be printed.
         """
-        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # the encoding of io.StringIO is None
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # for `io.StringIO`, the encoding is None
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
-        self.stdout.flush()  # without flush, a pipe would show the line only after the end of the command
+        self.stdout.flush()  # without `flush()`, a pipe would show the text only after the end of the command
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """This class is the base class of the commands that work on one database after another. After a signal, the command
-    finishes the current key or batch, and then ends.
+    """This is the base class of all commands that can run on several databases. After a signal, the command finishes
+    the current key or batch, and then ends.
     """
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -104,10 +104,10 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
-        """Do the work of the command on one database. Each printed line begins with `name`.
+        """Do the work of the command on one database. Each printed line must begin with the text `name`.
 
-        The method returns two values. The first value is the last line to print. The second value is True if the exit
-        status must show that keys need attention.
+        The method returns a text and a bool. The command prints the text after all other lines about this database. If
+        the bool is True, the exit status of the command shows that keys need attention.
         """
         raise NotImplementedError
 
@@ -117,16 +117,17 @@ def counted(count: int, noun: str = "key") -> str:
 
 
 def several(given: Any) -> Any:
-    """Return the values of a repeatable option as a list, or None if the option was not given.
+    """Return a list of all values of an option that can be repeated. If the option was not given, return None.
 
-    A single value becomes a list with one value, for example in `call_command(…, operation="POST pay/")`.
+    A project can also pass a single value with `call_command`, for example `operation="POST pay/"`. Then the list
+    contains one value.
     """
     return [given] if isinstance(given, str | int) else given
 
 
 def _chosen(options: dict[str, Any]) -> list[str | None]:
-    """Return the database aliases that the command's options select. If the options select no database, the list
-    contains only None. None means the alias to which the package writes keys.
+    """Return the database aliases on which the command must run. If no option names a database, the list is `[None]`.
+    In this list, None stands for the alias to which the package writes keys.
     """
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
@@ -141,8 +142,8 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 def stoppable(stop: Event) -> Iterator[list[int]]:
     """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch before the process ends.
 
-    A later signal raises `SystemExit`, because perhaps the work hangs. But signals within `MOMENT` seconds after the
-    first signal have no effect.
+    A second signal raises `SystemExit`, because perhaps the command hangs. But if the second signal comes within
+    `MOMENT` seconds after the first signal, the second signal has no effect.
     """
     received: list[int] = []
     first = math.inf
@@ -153,8 +154,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only the first signal calls `stop.set()`. A second signal can arrive while `stop.set()` holds a lock. Then
-            # a second call of `stop.set()` would wait for this lock for ever.
+            # Only the first signal calls `stop.set()`. When a second signal arrives, the first call of `stop.set()`
+            # can still have a lock. A second call would then wait for this lock for ever.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

@@ -1,5 +1,5 @@
-"""This module has a template tag, which projects load with `{% load idempotency_admin %}`. The tag shows on the admin's
-index page how many keys need attention.
+"""This module has a template tag for the admin's index page. The tag shows how many keys need attention. A template
+must load this module with `{% load idempotency_admin %}`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     """Show the number of keys that need attention, with a link to these keys. If a person may not view keys, the tag
     shows nothing.
 
-    If the database does not answer, the tag shows that the keys cannot be counted. The rest of the page is not
-    affected.
+    If the database does not answer, the tag shows that the keys cannot be counted. The other parts of the page do not
+    change.
     """
-    # Django imports every tag library, also in projects without the admin. So the imports of admin code are inside this
-    # function.
+    # Django imports every module with template tags, even if a project does not use the admin. So only this function
+    # imports code of the admin.
     from django.contrib.admin.sites import all_sites
 
     from ..admin.decisions import NAME

@@ -1,6 +1,6 @@
-"""Send requests to the endpoint under test.
+"""This module sends the requests of a test to an endpoint.
 
-A test can repeat a request, change the body of a request, or send a request several times at once.
+A test can repeat a request, change the body of a request, or send a request several times at the same time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ START_TIMEOUT = 60
 
 
 class Reply:
-    """A `Reply` is a response of the endpoint under test.
+    """A `Reply` object contains the response of the endpoint that is tested.
 
-    `replayed` is True if the header `Idempotency-Replayed` has the value "true", and False if the value is "false". If
-    the response has no such header, `replayed` is None.
+    The attribute `replayed` has the value of the header `Idempotency-Replayed`: True or False. If the response does not
+    have this header, the attribute is None.
     """
 
     def __init__(self, response: Any) -> None:
@@ -43,8 +43,8 @@ class Reply:
     def is_conflict(self) -> bool:
         """Return whether the response tells that the first request is still running.
 
-        Such a response has the status 409, 429 or 202. With the status 202, the body contains the state of the first
-        request as JSON.
+        Such a response has the status 409, 429 or 202. If the status is 202, the JSON body must also contain the state
+        of the first request.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -52,7 +52,7 @@ class Reply:
 
     @property
     def is_mismatch(self) -> bool:
-        """Return whether the response is the error for a key that was already used for a different request."""
+        """Return whether the endpoint has refused the key, because the key was used for a different request."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
     def _json_field(self, name: str) -> Any:
@@ -73,10 +73,11 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A test can send a `Request` many times, with the same key or with different keys.
+    """A test can send a `Request` object many times, with the same key or with different keys.
 
-    The function `with_key` gets a key, and returns arguments for `client.post`. These arguments contain the key. If
-    `alters_body` is True, the body is changed before the request is sent. For example, the body gets one more field.
+    The function `with_key` receives a key as its argument, and returns arguments for `client.post`. The returned
+    arguments contain the key. If the attribute `alters_body` is True, the method `send` changes the body of the
+    request. For example, the method adds a field to the body.
     """
 
     client: Any
@@ -91,7 +92,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request once, and return the reply. If `client` is given, this client sends the request.
+        """Send the request, and return the reply. If the argument `client` is given, this client sends the request.
 
         The cookies of the client do not change.
         """
@@ -104,10 +105,10 @@ class Request:
     def _body(self, carried: Any) -> Any:
         """Return the body of the request.
 
-        `carried` is the part of the body that contains the key. This part is a dict with some fields, or the whole
-        body.
+        The argument `carried` is the part of the body that contains the key. This part is a dict with some fields, or
+        the whole body.
         """
-        data = copy.deepcopy(self.data)  # each request needs its own copy, because a client reads a file to its end
+        data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs its own copy
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
             return altered(body) if self.alters_body else body
@@ -117,7 +118,7 @@ class Request:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """Return arguments for `client.post` with the key in the header.
+    """Return arguments for `client.post` that put the key into a header of the request.
 
     The key is written in quotes, because the package always accepts a quoted key.
     """
@@ -125,7 +126,7 @@ def key_in_header(key: str) -> Mapping[str, Any]:
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Reply]:
-    """Send one request `count` times at the same time, from `count` threads, and return the replies.
+    """Send the same request from several threads at the same time, and return the replies.
 
     Each thread has its own database connection.
     """
@@ -133,8 +134,8 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
     def send(client: Any) -> Reply:
         try:
-            # Connecting to the database takes longer than a request. So each thread first connects, and then waits at
-            # the barrier.
+            # A new database connection takes longer than a request. So each thread first opens its connection, and then
+            # waits for the other threads.
             connections[alias].ensure_connection()
             barrier.wait()
             return request.send(key, client=client)
@@ -152,13 +153,13 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 def _copy(client: Any, *, raises: bool = True) -> Any:
     """Return a copy of a Django client. The copy has its own cookies.
 
-    If `client` is not an instance of `django.test.Client`, `client` itself is returned.
+    If the client is not an instance of `django.test.Client`, the function returns the client itself.
 
-    A retry must send the same cookies as the first request. A retry must not send the cookies that the first response
-    has set. A real client sends a retry because the first response was lost.
+    In a test, a retry must send the same cookies as the first request. A real client sends a retry because the first
+    response was lost. So a real client does not know the new cookies of the first response.
 
-    If `raises` is False, the copy does not raise the exceptions of views. If `raises` were True, the copy would also
-    raise the exceptions of requests in other threads.
+    With `raises=False`, the copy does not raise the exceptions of views. With `raises=True`, a client also raises the
+    exceptions of requests in other threads.
     """
     if not isinstance(client, Client):
         return client
@@ -172,7 +173,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Return the data with all files read into memory, because only a file in memory can be copied."""
+    """Load all files in the data into memory, and return the new data. Only a file in memory can be copied."""
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -187,7 +188,7 @@ def with_files_read(data: Any) -> Any:
 
 
 def altered(data: Any) -> Any:
-    """Return a changed copy of the data, with one more field, list item or character."""
+    """Return a copy of the data with one change. For example, the copy has one more field."""
     match data:
         case None | dict():
             return {**(data or {}), "altered": "1"}

@@ -1,5 +1,5 @@
-"""This module runs work in atomic mode. The claim, the business write and the stored result are committed together, or
-all of them are rolled back.
+"""This module runs work in atomic mode. The database commits the claim, the business write and the stored result
+together, or rolls all three back.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work once for its key. One transaction contains the claim of the key, the work, and the stored result.
+    """Run the work only once for each key. One transaction contains the claim, the work and the stored result.
 
-    If the caller is inside `atomic()`, this function uses one savepoint instead of one transaction.
+    If the caller is inside `atomic()`, this function opens a savepoint, and no new transaction.
 
     Raises:
         Exception: an exception of the work, if `work.answer` returns None for it. Also an exception of the COMMIT or of
@@ -62,25 +62,25 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         if (winner := attempt.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None:
-            raise  # the error comes from the COMMIT, or from an `on_commit` callback
+            raise  # the work has returned a result, so the error is not an error of the work
         finished = attempt.answer(work, error)
         if finished is None:
             raise
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
-    # The rollback of the writes has also rolled back the claim. But the answer is final, so the package claims the key
-    # again, and stores the answer.
+    # The answer is final and must be stored. But the rollback of the writes has also rolled back the claim. So the
+    # package claims the key again.
     return attempt.keep(finished, finished.snapshot)
 
 
 @dataclass
 class _Attempt(NoBridgeAbove):
-    """This context manager runs the transaction of one attempt. The transaction begins with the claim of the key, and
-    ends with the `with` block.
+    """This context manager runs the transaction of one attempt. The method `claim` begins the transaction. The
+    transaction ends at the end of the `with` block.
 
-    If the caller has no open transaction, the attempt has a transaction of its own. A rollback of this transaction does
-    not change the writes of the caller. If the caller is inside an `atomic()` block or has switched autocommit off, the
-    attempt is a part of the caller's transaction.
+    If the caller has no open transaction, the attempt has its own transaction. If the caller is inside an `atomic()`
+    block, the attempt is a part of the caller's transaction. The same is true if the caller has switched autocommit
+    off.
 
     Attributes:
         connection: the database connection of this thread.
@@ -94,8 +94,8 @@ class _Attempt(NoBridgeAbove):
     outermost: bool = False
 
     def claim(self) -> ClaimOutcome:
-        """Claim the key in a new transaction. If the outcome is `Claimed`, the transaction stays open. If the claim has
-        another outcome, the transaction ends.
+        """Claim the key in a new transaction. If the claim succeeds, the transaction stays open. If the claim fails,
+        the transaction ends.
         """
         store, wanted, connection = self.store, self.wanted, self.connection
         block = transaction.atomic(using=store.alias)
@@ -108,8 +108,8 @@ class _Attempt(NoBridgeAbove):
                 self._block = block
                 return claim
             if not self.outermost:
-                # This rollback to the savepoint releases the lock of the key. Without this rollback, the key would stay
-                # locked until the caller's transaction ends.
+                # The rollback to the savepoint releases the lock of the key. Otherwise, the key would stay locked until
+                # the caller's transaction ends.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             block.__exit__(*sys.exc_info())
@@ -122,19 +122,19 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """Check after an exception of the work whether the work has ended its own transaction. If so, stop all retries
-        of the key.
+        """This method is called if the work has raised an exception. If the work has also ended its own transaction,
+        the method stops all retries of the key.
 
-        If the work writes after the end of its transaction, these writes are committed at once. So a retry would repeat
-        writes that are already committed.
+        When no transaction is open, the database commits each write immediately. So a retry would repeat writes that
+        are already committed.
         """
-        with suppress(Error):  # the caller must get the error of the work, not an error of this check
+        with suppress(Error):  # the caller must get the exception of the work, and not an error of this method
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
     def _hold(self) -> None:
-        """Claim the key outside of every transaction. This claim stops all retries until a person decides about the
-        key.
+        """Claim the key while no transaction is open, so that the database commits the claim immediately. The committed
+        claim stops all retries until a person decides about the key.
 
         See Note [A committed claim without a lease].
         """
@@ -144,10 +144,10 @@ class _Attempt(NoBridgeAbove):
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether the package should commit the writes of the work.
 
-        As in Django, the writes of a view are usually committed if the view returns a response. But this method returns
-        False in two cases. If the status of the response is 5xx, the writes are rolled back, so that no writes of the
-        failed attempt remain. If the database has already discarded the writes of a 4xx response, the package stores
-        only the response.
+        If a view returns a response, the package usually commits the writes of the view, as Django does. But after a
+        response with the status 5xx, the package rolls back all writes of the failed attempt. If the view answers 4xx
+        after a database error, the database has perhaps discarded the writes already. Then the package stores only the
+        response.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
@@ -174,32 +174,32 @@ class _Attempt(NoBridgeAbove):
             "whichever block it was in."
         )
 
-    # --- the next methods run after the end of the transaction
+    # --- after the transaction
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """Another request with the same key can cause the rollback of our transaction. Then return the outcome of the
-        other request.
+        """If another request with the same key has caused the error, return the outcome of that request. Otherwise,
+        return None.
 
-        On a single database server, our claim already finds the claim of the other request. In a Galera cluster, a node
-        can find the other claim later. Then our COMMIT or a statement of the work fails. If the error has another cause
-        than a request with the same key, return None.
+        If there is only one database server, our claim fails when another request has claimed the key. In a Galera
+        cluster, two requests on different nodes can both claim the key. Then the slower request gets an error from a
+        statement of its work, or from COMMIT.
         """
-        # Django sets `run_commit_hooks_on_set_autocommit_on` to True at COMMIT, and to False after the `on_commit`
-        # callbacks. So if the attribute is still True here, our transaction is committed. Then an `on_commit` callback
-        # has raised the error.
+        # After COMMIT, Django sets the attribute `run_commit_hooks_on_set_autocommit_on` to True. After the `on_commit`
+        # callbacks, Django sets this attribute to False. So if the attribute is True here, an `on_commit` callback has
+        # raised the error, and our transaction is committed.
         committed = self.connection.run_commit_hooks_on_set_autocommit_on
         if not self.outermost or committed or not isinstance(error, DatabaseError):
             return None
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work runs, the error can also come from a conflict about the rows that the work changes. Then `look`
-        # finds no committed result of another request, and the error is treated as an error of the work.
+        # While the work runs, the error can also come from a deadlock about other rows. Then the method `look` finds no
+        # result of another request, and this method returns None.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response for an exception of the work. This method is called after the rollback of the
-        writes and of the claim.
+        """Return the framework's response to the exception that the work has raised. When this method is called, the
+        writes and the claim are already rolled back.
         """
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
@@ -211,9 +211,11 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return whether the work has ended its own transaction. In this case, a committed claim holds the key."""
-        # Inside a caller's transaction, `look` could find a row that is not committed. If the connection is closed, no
-        # query is possible.
+        """Return whether a committed claim stops all retries of the key, because the work has ended its own
+        transaction.
+        """
+        # Inside the caller's transaction, the method `look` could find a row that is not committed. If the connection
+        # is closed, no query is possible.
         if not self.outermost or self.connection.connection is None:
             return False
         try:
@@ -222,8 +224,8 @@ class _Attempt(NoBridgeAbove):
             return False
 
     def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
-        """Claim the key again and store the answer, because the first claim was rolled back. If another request has
-        claimed the key in the meantime, return the outcome of this request.
+        """Claim the key again, and store the answer. The first claim was rolled back. If another request has claimed
+        the key after the rollback, return the outcome of the second claim, for example `Conflicted`.
 
         Raises:
             TransactionBroken: the database has rolled back the caller's writes, too. Then only the caller can go on.

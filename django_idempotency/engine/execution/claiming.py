@@ -1,6 +1,6 @@
-"""Claim a key. After a deadlock, the claim is made again.
+"""This module claims a key. If a deadlock stops the claim, the module tries the claim a second time.
 
-A duplicate can wait for the end of the running request. After each pause, the duplicate claims the key again.
+A duplicate can wait until the running request ends. After each pause, the duplicate tries to claim the key again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ later pauses are long to save queries."""
 
 
 def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
-    """Return a claim request with the values of the resolved options."""
+    """Return a `ClaimRequest` with the values of these options."""
     return ClaimRequest(
         identity=identity,
         fingerprint=fingerprint,
@@ -38,10 +38,7 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
 
 
 def is_alone(store: Store) -> bool:
-    """Return whether the caller has no open transaction. Then a new transaction contains only this package's writes.
-
-    The transaction of a `TestCase` is not treated as a caller's transaction.
-    """
+    """Return True if the caller has no open transaction. The function ignores the transaction of a `TestCase`."""
     connection = store.connection
     if connection.in_atomic_block:
         blocks: Any = connection.atomic_blocks
@@ -52,14 +49,14 @@ def is_alone(store: Store) -> bool:
 def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
     """Claim the key, and return the outcome of the claim.
 
-    If another request has claimed the key, try again for up to `wait` seconds. After a deadlock or a serialization
-    failure, the key is claimed a second time, because the work has not run yet. The second claim is made only if the
-    caller has no open transaction. Inside an outer `atomic()`, a deadlock can also roll back the caller's writes, and
-    only the caller can make these writes again. Inside an outer `atomic()`, a duplicate never waits for the running
-    request.
+    If another request has claimed the key, the function tries again for up to `wait` seconds. After a deadlock or a
+    serialization failure, the function claims the key a second time. At this time, the work has not run yet.
+
+    If the caller has an open transaction, the function makes only one claim, and does not wait. A deadlock can also
+    roll back the caller's writes. Only the caller can make these writes again.
     """
     outcome: ClaimOutcome = Conflicted()
-    # `end` is computed before the first claim, because MySQL can delay this claim under some isolation levels.
+    # The waiting time begins before the first claim. Under some isolation levels, MySQL can delay the first claim.
     end = time.monotonic() + wait
     for _ in range(2):
         try:
@@ -77,14 +74,14 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 
 
 def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Claim the key again and again until the time `end`. The last claim is made at the time `end`.
+    """Repeat the claim until the other request has ended, or until the waiting time is over.
 
-    `end` is a time of `time.monotonic()`. Each claim begins and ends its own transaction. So during the pause between
-    two claims, the database keeps no lock and no snapshot for this request.
+    The argument `end` is the time of the last claim, as a value of `time.monotonic()`. If a claim fails, its
+    transaction ends. So during a pause, the database keeps no lock and no snapshot for the duplicate.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
-        # The pause is random, so that many duplicates do not claim at the same moment.
+        # The length of each pause is random, so that many duplicates do not claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
         outcome = claimed(store, claim)

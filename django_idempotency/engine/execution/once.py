@@ -1,6 +1,6 @@
-"""`run_once` protects work that gets no `Idempotency-Key` header.
+"""The function `run_once` protects work that gets no `Idempotency-Key` header.
 
-For example, `run_once` protects webhooks, queue consumers, management commands and tasks.
+For example, use `run_once` for webhooks, queue consumers, management commands and tasks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DONE = 200
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """This object has the result of `run_once`.
+    """The function `run_once` returns a `Result` object.
 
     Args:
         value: the returned value, as JSON gives it back, or one model instance.
@@ -62,12 +62,12 @@ class Result(Generic[T]):
 def run_once(
     work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]:
-    """Run `work` once for this scope, operation and key. Later calls return the stored result.
+    """Run the function `work` only once for this scope, operation and key. Later calls return the stored result.
 
-    Without `lease`, `work()` runs in a transaction that also stores the key and the result. Inside your own
-    transaction, `work()` runs in a savepoint. If `work` has a required parameter `operation`, `work` gets the
-    `Operation`. With `lease`, `work(operation)` runs while no transaction is open. If `work` raises an exception, a
-    retry can run.
+    If you pass no `lease`, one transaction contains the work and the stored result. Inside your own transaction, the
+    work runs in a savepoint. If the function `work` has a required parameter `operation`, `run_once` passes an
+    `Operation` object. If you pass a `lease`, `run_once` calls `work(operation)` while no transaction is open. If the
+    work raises an exception, a later call can run the work again.
 
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
@@ -136,7 +136,7 @@ async def arun_once(
 def once_options(options: Mapping[str, Any]) -> Idempotency:
     """Check the keyword options of `run_once`.
 
-    Raises `IdempotencyConfigurationError` for an option that only works with an HTTP request.
+    Raises `IdempotencyConfigurationError` if an option works only with an HTTP request.
     """
     for name in options:
         refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
@@ -144,10 +144,10 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 
 
 def operation_name(work: Any, given: str | None) -> str:
-    """Return the option `operation` if it is given, and otherwise the dotted name of the function.
+    """Return the value of the option `operation`. If this option is not given, return the dotted name of the function.
 
-    A function without a name of its own, such as a lambda, is refused. Two lambdas of one module could have the same
-    name, and then one lambda would get the stored result of the other lambda.
+    A function without its own name, such as a lambda, is refused. Two lambdas of one module can have the same name.
+    Then one lambda would get the stored result of the other lambda.
     """
     if given is not None:
         return given
@@ -161,29 +161,30 @@ def operation_name(work: Any, given: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """This class gives the function of `run_once` the interface `Work`, so that the engine can run the function."""
+    """This class has the interface `Work`, so that the engine can run a function that was passed to `run_once`."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
     leased: bool
 
     def called(self, operation: Operation) -> Any:
-        """Call the function and return its result.
+        """Call the function, and return its result.
 
-        The function gets the operation if `lease` is set, or if the function has a required parameter `operation`.
+        In leased mode, the function always gets the operation. In atomic mode, the function gets the operation only if
+        the function has a required parameter `operation`.
         """
         if self.leased:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def run(self, operation: Operation) -> Finished[Any]:
-        """Run the function and encode its result as JSON. In atomic mode, an encoding error rolls back the function's
-        writes.
+        """Run the function, and encode its result as JSON. If the encoding fails in atomic mode, the writes of the
+        function are rolled back.
         """
         return _finished(self.called(operation))
 
     def answer(self, error: Exception) -> None:
-        """Return None, because the caller of `run_once` must get the exception itself."""
+        """Return None, so that the caller of `run_once` gets the exception."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
@@ -194,12 +195,12 @@ class _Function:
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
     """Return whether the function has a required parameter `operation`.
 
-    If the parameter has a default, the package does not pass an operation. Perhaps this parameter has another meaning
-    in the function.
+    If the parameter has a default value, the package does not pass an operation. Perhaps the function uses the name
+    `operation` for something else.
     """
     try:
         parameter = signature(function).parameters.get("operation")
-    except (TypeError, ValueError):  # some functions that are written in C have no signature
+    except (TypeError, ValueError):  # some functions in C code have no signature
         return False
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return parameter is not None and parameter.kind in named and parameter.default is Parameter.empty
@@ -241,9 +242,9 @@ def _exactly(value: Any) -> Any:
     Two timestamps with different microseconds get two different texts.
     """
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder removes the digits after the milliseconds. So `isoformat()` is used for a timestamp that has
-    # digits after the milliseconds. Every other timestamp keeps the text of Django's encoder, so that old fingerprints
-    # stay valid.
+    # Django's encoder writes the milliseconds of a time, but not the microseconds. If a time has microseconds, the
+    # function uses the text of `isoformat()`. For all other values, the function uses the text of Django's encoder, so
+    # that old fingerprints stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 
@@ -274,4 +275,4 @@ def _value(snapshot: Snapshot) -> Any:
     try:
         return decode(text)
     except (ValueError, KeyError, TypeError):
-        return text  # a person has completed the key with a response that is not JSON
+        return text  # in this case, a person has completed the key with a response that is not JSON

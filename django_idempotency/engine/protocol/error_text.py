@@ -1,4 +1,4 @@
-"""This module describes an error in a text for operators: the class of the error, and the place in the code.
+"""This module makes a text about an error for operators. The text has the class of the error and the place in the code.
 
 The package does not store the message of an error, because the message can contain a secret.
 """
@@ -18,13 +18,13 @@ OURS = "django_idempotency."
 
 
 def describe(error: BaseException) -> str:
-    """Return the class and the place of an error, as one line of text that every database can store.
+    """Return one line of text with the class and the place of an error. Every database can store this text.
 
-    The text about an error is, for example, `module.Class: line 42 of module.function`.
+    For example, the text is `module.Class: line 42 of module.function`.
 
-    The place of the error is the innermost line of the project's own code in the traceback. The text does not contain
-    the error's message, because the message can contain a token, a card number or the values of a row. Django's log has
-    the message and the whole traceback.
+    The place of the error is the last line of the project's own code in the traceback. The text does not contain the
+    error's message. An error's message can contain a token, a card number or the values of a row. Django's log has the
+    message and the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -37,11 +37,11 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return the text in one line, with each control character replaced by an escape sequence.
+    """Return the text in one line. Each control character is replaced with an escape sequence.
 
-    Without the escape, a control character could change what a terminal shows.
+    In a terminal, a control character could hide or change other text.
 
-    The function also escapes NUL and surrogate characters. No database stores a surrogate character, and PostgreSQL
-    stores no NUL.
+    The function also escapes NUL and surrogate characters. No database can store a surrogate character, and PostgreSQL
+    cannot store a NUL.
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

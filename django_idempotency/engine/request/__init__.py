@@ -1,1 +1,1 @@
-"""This package handles a request to a protected view. The function `pipeline.handle` shows the order of the work."""
+"""This package handles a request to a protected view. Read the function `pipeline.handle` first."""

@@ -1,4 +1,4 @@
-"""This module stores and restores responses.
+"""This module makes a `Snapshot` from a response, and makes a response from a stored `Snapshot`.
 
 This module also makes the answer 202 and the status page. The answer 202 has a link to the status page.
 """
@@ -48,9 +48,9 @@ def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
 
     The response must be a rendered response or a streaming response.
 
-    Of a streaming response or a response that is too large, only the status and the `Location` header are stored. With
-    `store_body=False`, only the status is stored, because the `Location` header can contain a secret. For example, the
-    secret is an OAuth code or a link to reset a password.
+    If the response is a streaming response or is too large, the package stores only the status and the `Location`
+    header. With `store_body=False`, the package stores only the status. The `Location` header can contain a secret, for
+    example an OAuth code or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -88,7 +88,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     reason = headers.pop(REASON, None)
     response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
     if len(response.headers) > len(headers):
-        del response.headers["Content-Type"]  # no content type is stored, so Django has added a default
+        del response.headers["Content-Type"]  # the stored response has no `Content-Type`, but Django has added one
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
             response.cookies.load(value)
@@ -104,14 +104,14 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 def accepted(alias: str, identity: Identity) -> HttpResponse:
     """Return the answer 202 to a duplicate of a running request.
 
-    The answer 202 has the state of the running request, and a link to the status page of that request.
+    The answer 202 contains the state of the running request, and a link to the status page of the running request.
 
-    If the row of the key was deleted already, the status page answers 404. Then the client should send its request
-    again.
+    If the row of the key does not exist any more, the status page answers 404. After this 404, the client should send
+    its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # The `code` in the JSON tells the client that the package has sent this answer 202. A view can also answer 202.
+    # A view can also answer 202. The field `code` shows the client that this answer comes from the package.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -141,7 +141,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
 
 def stamp(created_at: datetime | None) -> str | None:
-    """Return the time of a claim as a text for the URL of the status page."""
+    """Convert the time of a claim into a text. The URL of the status page contains this text."""
     return None if created_at is None else created_at.isoformat()
 
 
@@ -149,7 +149,7 @@ def stamp(created_at: datetime | None) -> str | None:
 def status(request: HttpRequest, token: str) -> HttpResponse:
     """Return the state of one request as JSON.
 
-    The JSON contains neither the stored response nor data of other callers.
+    The JSON does not contain the stored response, and contains no data of other callers.
     """
     try:
         alias, key_hash, scope_hash, claimed_at = Signer(salt=SALT).unsign_object(token)
@@ -162,7 +162,7 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    # A proxy must not store a 404, because the row of the key can appear a moment later.
+    # A proxy must not store a 404 answer. The row of the key can appear a moment after this answer.
     add_never_cache_headers(response)
     return response
 

@@ -1,6 +1,6 @@
-"""This module has the stores for MariaDB and MySQL, which keep their tables in the storage engine InnoDB.
+"""This module has the stores for MariaDB and MySQL. The key table must use the storage engine InnoDB.
 
-The stores interpret the error codes of InnoDB, and take locks without waiting for them.
+Most statements of these stores do not wait for a lock. If a lock is not free, InnoDB returns an error code.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 
 
 class InnoDBStore(Store):
-    """The claim is designed for the isolation level READ COMMITTED, which is Django's default.
+    """The claim works best under the isolation level READ COMMITTED, which is Django's default.
 
     Under READ COMMITTED, a SELECT without a lock returns committed rows only.
 
-    Under other isolation levels, a claim is also correct, but conflicts between requests are more frequent. The system
-    checks and `docs/databases.md` say more.
+    Under other isolation levels, a claim is also correct, but conflicts between requests happen more often. See
+    `docs/databases.md`.
     """
 
     repeatable = rolled_back = ROLLED_BACK
@@ -60,8 +60,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # While Django has a transaction open, autocommit is off on Django's connection. Sometimes the driver opens a
-        # new connection, and Django does not notice this. On the new connection, autocommit is on.
+        # During a transaction, autocommit is off on Django's connection. Sometimes the driver opens a new connection,
+        # and Django does not notice the new connection. On the new connection, autocommit is on.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -72,7 +72,7 @@ class InnoDBStore(Store):
     def _isolation(self) -> str:
         """Return the isolation level from Django's settings, in lower case.
 
-        An empty text means that the default of the server applies.
+        If Django uses the server's default level, return an empty text.
         """
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
@@ -98,13 +98,14 @@ class InnoDBStore(Store):
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # If an INSERT finds a duplicate row, the INSERT locks the index gap next to this row, even under READ
-        # COMMITTED. The gap lock lasts until the transaction ends. So while a view runs for a request with an expired
-        # key, the gap lock would block the INSERT of other new keys. To avoid the gap lock, the store searches for the
-        # key before the INSERT. Under READ COMMITTED, a subquery of the INSERT searches for the key. Under other
-        # isolation levels, such a subquery would lock the gap, so a separate SELECT searches for the key. Under
-        # SERIALIZABLE, every SELECT would lock the gap, so the store does not search before the INSERT. The statement
-        # is not INSERT … SELECT, because such a statement can wait for the table's AUTO-INC lock, or can keep this
-        # lock.
+        # COMMITTED. The gap lock lasts until the transaction ends. If the key has expired, the view runs in the same
+        # transaction. So the gap lock would block the INSERT of other new keys until the view ends. To avoid the gap
+        # lock, the store searches for the key before the INSERT.
+        #
+        # Under READ COMMITTED, a subquery of the INSERT searches for the key. Under other isolation levels, this
+        # subquery would lock the gap. So a separate SELECT searches for the key. Under SERIALIZABLE, every SELECT would
+        # lock the gap. So under SERIALIZABLE, the store does not search before the INSERT. The store does not use
+        # INSERT … SELECT, because this statement can need the table's AUTO-INC lock.
         sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
         if self.reads_committed:
             key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
@@ -121,7 +122,9 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """Raise `KeyLocked` if a lock was not free in time, because another transaction is working on the key."""
+        """Raise `KeyLocked` if a statement does not get a lock in time. In this case, another transaction is working on
+        the key.
+        """
         try:
             yield
         except OperationalError as error:
@@ -132,8 +135,8 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Return whether the server has rolled back the writes that the caller made before the claim.
 
-        If the caller's writes are lost, the database error must propagate. With the answer "conflict", the caller would
-        not notice that its writes are lost.
+        If the caller's writes are lost, the caller must get the database error. With the outcome `Conflicted`, the
+        caller would not notice that its writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -142,13 +145,14 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """On MariaDB, a lock on the unique index shows that a key is in flight. A duplicate does not wait for the lock.
+    """On MariaDB, a lock on the unique index shows that another request with the same key is running. A duplicate does
+    not wait for this lock.
 
-    A running request has inserted its row, but has not committed the row. With a normal lock timeout, a duplicate
-    request waits for the lock of this row. With a lock timeout of 0, the statement of the duplicate gets error 1205 at
-    once. After error 1205, the server rolls back only the failed statement. But with the server option
-    `innodb_rollback_on_timeout`, the server rolls back the whole transaction. The lock timeout is set for one
-    statement, so the lock timeout of the session does not change.
+    A running request has inserted its row, but has not committed the row. With the usual lock timeout, a duplicate
+    would wait for the lock of this row. With a lock timeout of 0, the INSERT of the duplicate fails immediately with
+    error 1205. After error 1205, the server rolls back only the failed statement. But with the server option
+    `innodb_rollback_on_timeout`, the server rolls back the whole transaction. The lock timeout of 0 is set for one
+    statement only, and not for the whole session.
     """
 
     at_once = AT_ONCE
@@ -156,41 +160,42 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # Sometimes a Galera node rolls back our transaction, because another transaction was faster to commit. For a
-        # moment, a SELECT on this node can miss the rows of the other transaction. With `wsrep_sync_wait`, the next
-        # statement waits until this node has the committed rows.
+        # In a Galera cluster, a transaction on another node can change the same rows and commit first. Then our node
+        # rolls back our transaction. For a moment, a SELECT on our node perhaps does not find the rows of the other
+        # transaction. With `wsrep_sync_wait`, the next statement waits until our node has all committed rows.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
 
 
 class MySQLStore(InnoDBStore):
-    """On MySQL, a SELECT … FOR UPDATE NOWAIT shows whether a key is in flight, and never waits for a lock.
+    """On MySQL, a SELECT with FOR UPDATE NOWAIT searches for the key. If another request has locked the row of the key,
+    this SELECT fails immediately.
 
-    The SELECT … FOR UPDATE NOWAIT is a subquery of the INSERT, so the first request with a key needs no additional
-    statement. FOR UPDATE locks only the row of the key. Several requests can come at the same time with the same
-    expired key. Then one request gets the row, and the other requests do not wait.
+    The SELECT is a subquery of the INSERT, so the claim of a new key needs only one statement. FOR UPDATE locks only
+    the row of the key. If several requests send the same expired key at the same time, only one request gets the lock.
+    The other requests do not wait.
 
-    MySQL runs the subquery of an INSERT some microseconds before MySQL inserts the row. If a duplicate request comes in
-    these microseconds, the duplicate waits until the first request ends. Under other isolation levels than READ
-    COMMITTED, the subquery would lock the gap around a missing key. So under these levels, the INSERT has no subquery,
-    and each duplicate of a running request waits. The server option `innodb_lock_wait_timeout` limits the time for
-    which a duplicate waits.
+    MySQL runs the subquery first, and inserts the row some microseconds later. If a duplicate comes in these
+    microseconds, the duplicate waits until the first request ends. Under other isolation levels than READ COMMITTED,
+    the subquery would lock the index gap around a new key. So under these levels, the INSERT has no subquery, and each
+    duplicate waits until the running request ends. The server option `innodb_lock_wait_timeout` limits how long a
+    duplicate waits.
 
-    InnoDB keeps a deleted row in the index until InnoDB purges the row. Before the purge, a client can send the key of
-    the deleted row again. Then the INSERT of this key locks the gap next to the deleted row. If the hash of another new
-    key belongs in this gap, the INSERT of the other key waits until the transaction with the lock ends.
+    InnoDB keeps a deleted row in the index for some time. During this time, a client can send the key of the deleted
+    row again. Then the INSERT of this key locks the index gap next to the deleted row. If another new key needs a place
+    in this gap, the INSERT of the other key waits until the gap lock ends.
     """
 
-    # If a subquery reads the table that the statement changes, MySQL raises error 1093. A derived table (a SELECT
-    # inside FROM) avoids this error. FOR UPDATE NOWAIT is necessary, because a plain SELECT inside an INSERT would wait
-    # for locks. SKIP LOCKED is not possible, because SKIP LOCKED returns no row for a key in flight.
+    # If a subquery reads the table into which the statement inserts a row, MySQL raises error 1093. A derived table (a
+    # SELECT inside FROM) avoids this error. A plain SELECT inside an INSERT would wait for locks, so FOR UPDATE NOWAIT
+    # is necessary. With SKIP LOCKED, the SELECT would not find a locked row, and the key would look like a new key.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # Perhaps the lock belongs to another duplicate request, and this request does not change the committed row.
-        # `look` can read a committed row without a lock.
+        # Perhaps another duplicate has locked the row, but does not change the row. The method `look` reads the
+        # committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,27 +1,32 @@
-"""This module encrypts ("seals") responses, step results, error texts and lists of decisions before the store writes
-them.
+"""This module encrypts texts before they are stored: responses, step results, error texts and lists of decisions. A
+text that this module has encrypted is called a sealed text.
 
 Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module imports the package `cryptography` only
 if encryption keys are set.
 
 # Note [What tells sealed text from plain text]
-Rows that were written before `ENCRYPTION_KEYS` was set stay unencrypted, and must stay readable. This module must find
-out for each stored text whether the text is sealed. This check must be correct even if a client has chosen the text.
+When a project sets `ENCRYPTION_KEYS`, the older rows stay unencrypted, and must stay readable. So this module must
+check whether a stored text is sealed. The check must be correct even if a client has chosen the text.
+
 Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
-JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark. But a body that is
-not sealed can begin with the mark, because some views return text of the request. So the column `body` does not use the
-mark. One statement always writes the headers and the body of a response. So if the headers begin with the mark, the
-body is also sealed. Without encryption, an error text begins with the name of a Python class or with fixed words of
-this package. So such an error text cannot begin with the mark.
+JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark `enc1:`. An
+unencrypted error text begins with the name of a Python class or with fixed words of this package. So an unencrypted
+error text also cannot begin with the mark.
+
+Some views return a text from the request, so an unencrypted body can begin with `enc1:`. So the column `body` does not
+use the mark. One statement always writes the headers and the body of a response. If the headers begin with the mark,
+the body is also sealed.
 
 # Note [What sealed text is bound to]
-The cipher is AES-256-GCM with associated data. The associated data is the place of the text, so a sealed text can be
-decrypted only in its own place. Without associated data, a person with access to the database could copy another user's
-response into their own row. The next retry of this person would then get the other user's response as a replay. The
-place contains the two hashes of the row, the name of the column, and the name of the step. The hashes depend on key,
-caller and operation. The place of a response also contains the status code and the fingerprint of the row. If a person
-changes the status code or the fingerprint in the row, the response cannot be decrypted. So an error response cannot
-become a success, and a stored response cannot become the answer to a different payload.
+The cipher is AES-256-GCM with associated data. The associated data describes the place of the text, such as its row and
+its column. A sealed text can be decrypted only in its own place. Otherwise, a person with access to the database could
+copy another user's response into their own row. The next retry of this person would get the other user's response.
+
+The place contains the two hashes of the row and the name of the column. The two hashes depend on the key, the caller
+and the operation. For a step, the place also contains the name of the step. For a response, the place also contains the
+status code and the fingerprint of the row. If a person changes the status code or the fingerprint in the row, the
+response cannot be decrypted. So nobody can turn an error response into a success. Nobody can use a stored response as
+the answer to a different payload.
 """
 
 from __future__ import annotations
@@ -60,14 +65,16 @@ response. An empty fact is left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """Return the text in encrypted form, bound to its place. If no encryption key is set, return the text unchanged."""
+    """Encrypt the text for its place in the table, and return the sealed text. If no encryption key is set, return the
+    text unchanged.
+    """
     if text is None or not (ciphers := _ciphers()):
         return text
     return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
 
 
 def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
-    """Return the stored text in decrypted form. If the stored text is not sealed, return the text unchanged.
+    """Decrypt the stored text, and return the result. If the stored text is not sealed, return the text unchanged.
 
     Raises `NotDecryptable`.
     """
@@ -82,7 +89,9 @@ def is_sealed(stored: str | None) -> bool:
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
-    """Return the headers and the body of a response, encrypted for this row if an encryption key is set."""
+    """Return the headers and the body of a response for the row. If an encryption key is set, this function encrypts
+    the headers and the body.
+    """
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
@@ -92,8 +101,8 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. The argument `of` has the two hashes that are necessary to decrypt a
-    sealed response.
+    """Return the stored response of this row. To decrypt a sealed response, the function reads the two hashes from the
+    argument `of`.
 
     Raises `NotDecryptable`.
     """
@@ -134,10 +143,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return bytes that identify the place of a text, for example the row and the column.
-
-    See Note [What sealed text is bound to].
-    """
+    """Return bytes that identify the place of a text. See Note [What sealed text is bound to]."""
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

@@ -1,9 +1,9 @@
-"""This module defines the methods of a store. A store claims a key, and completes or releases the claim.
+"""This module has the base class of all stores. A store claims a key, and completes or releases the claim.
 
-A store works on the connection of its alias, inside the transaction that the caller has opened. So the writes of the
-store and the writes of the view commit together or roll back together. All times come from the database's clock. A
-store never waits for another request. If another request has the key, the package `execution` tries the claim again
-later. Between two tries of a claim, no transaction is open.
+A store uses the database connection of its alias, inside the transaction that the caller has opened. So the writes of
+the store and the writes of the view are committed together, or are rolled back together. All times come from the
+database's clock. Usually, a store does not wait for another request. If another request has the key, the code in
+`execution/claiming.py` can repeat the claim after a pause. During this pause, no transaction is open.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "r
 """A takeover of an expired key sets these columns to NULL."""
 LONG_AGO = "1970-01-02"
 DELETE_BY_IDS = {
-    # In a partitioned table, two keys can have the same id. Because of the condition {still}, only expired keys are
-    # deleted.
+    # In a partitioned table, two keys can have the same id. The condition {still} makes sure that the statement deletes
+    # only expired keys.
     "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
-    # This DELETE has a join, so that MySQL finds each row through the index. With an IN list, MySQL's optimizer
-    # sometimes reads the whole table. Then the DELETE would wait for every row that another transaction has locked.
+    # This DELETE uses a join, so that MySQL finds each row through the index. With an IN list, MySQL's optimizer
+    # sometimes reads the whole table. Then the DELETE would wait for all rows that other transactions have locked.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
     "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
@@ -53,14 +53,16 @@ the condition {still} finds the right rows.
 
 
 class KeyLocked(Exception):
-    """A store raises this error if another transaction is working on the key. The store also catches this error."""
+    """A store raises `KeyLocked` if another transaction is working on the key. The callers of a store never get this
+    exception, because the store catches it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """A `RunningTransaction` object describes an open transaction in which keys were claimed in atomic mode.
+    """A `RunningTransaction` object describes an open transaction that has claimed keys in atomic mode.
 
-    Usually a `RunningTransaction` belongs to one request.
+    Usually one transaction belongs to one request.
 
     Attributes:
         pid: the id of the server process, for `pg_terminate_backend`.
@@ -80,7 +82,7 @@ class RunningTransaction:
 class Store(ABC):
     """A store reads and writes the key table of one database alias.
 
-    Several threads can use the same store, because a store has no data of a request.
+    Several threads can use the same store, because a store contains no data about a single request.
     """
 
     repeatable: ClassVar[frozenset[object]] = frozenset()
@@ -107,9 +109,9 @@ class Store(ABC):
         return connection.get_rollback() or connection.closed_in_transaction
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        """Return whether the transaction has ended, and Django has not noticed the end.
+        """Return True if the database has ended the transaction, but Django has not noticed the end.
 
-        After the end of the transaction, the database commits each statement separately.
+        Without an open transaction, the database commits each statement separately.
 
         Args:
             claimed: the claim that was made at the beginning of the transaction.
@@ -118,24 +120,23 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return True if Django treats a transaction as open, but the database driver has no open transaction.
+        """Return True if Django has opened a transaction, but this transaction is not open in the database driver.
 
-        This check sends no query to the database server.
+        This method sends no query to the database server.
         """
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the driver has a transaction that Django has not opened, for example after a raw BEGIN."""
+        """Return True if a transaction is open without Django's knowledge, for example after a raw BEGIN."""
         return False
 
     @abstractmethod
     def code(self, error: DatabaseError) -> object:
-        """Return the code that the database has for this error, for example an SQLSTATE."""
+        """Return the database's own code for this error, for example an SQLSTATE."""
 
     def check(self) -> Iterable[CheckMessage]:
         """Run the system checks that query the database.
 
-        These checks find mistakes in the set-up of the database. With such a mistake, the package would not work
-        correctly.
+        These checks find mistakes in the set-up of the database, such as a wrong storage engine.
         """
         return check_tables(self.connection)
 
@@ -153,13 +154,14 @@ class Store(ABC):
     # --- public methods
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim a key and return the claim, or return the reason why the key cannot be claimed.
+        """Claim a key, and return a `Claimed` object. If the key cannot be claimed, return the reason, for example
+        `Conflicted`.
 
         The claim must be the first statement of a transaction.
         """
         try:
-            # If another transaction has changed or deleted the key's row during the first round, the claim needs a
-            # second round.
+            # Another transaction can change or delete the row of the key during the first try. Then the claim needs a
+            # second try.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -168,9 +170,9 @@ class Store(ABC):
         return Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Known:
-        """Return the answer that a duplicate of this request would get now.
+        """Return the outcome that a duplicate of this request would get now.
 
-        The method claims no key and locks no row.
+        This method does not claim the key, and does not lock the row.
         """
         stored = self._stored(self._sql.look, wanted)
         decision = Conflicted() if stored is None else decide(stored, wanted)
@@ -188,8 +190,8 @@ class Store(ABC):
         """Store the response in the row of the claim. Raises `ClaimLost` if the row does not belong to the claim any
         more.
 
-        If `last` is True, a store can send the statement and COMMIT in one message. Then the method also raises the
-        errors of COMMIT.
+        If the argument `last` is True, a store can send COMMIT together with the statement. So this method can also
+        raise an error of COMMIT.
 
         Args:
             ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
@@ -211,7 +213,7 @@ class Store(ABC):
         write("complete" if ttl is None else "complete_and_keep", values)
 
     def release(self, claimed: Claimed) -> None:
-        """Delete the row of this claim, so that the next request with this key runs as a new request.
+        """Delete the row of this claim. Then the next request with this key is treated as a new request.
 
         Raises `ClaimLost` if the row does not belong to the claim any more. The DELETE must be the last statement of
         the caller's `atomic()` block, because a store can send COMMIT in the same message.
@@ -222,9 +224,8 @@ class Store(ABC):
         """Delete up to `batch_size` expired keys in the current transaction.
 
         The method returns two values: the number of deleted keys, and the argument `not_before` for the next call. With
-        `not_before`, the next batch starts where this batch has stopped. Without `not_before`, the next batch would
-        again read the index entries of the rows that this batch has deleted. Another transaction with an old snapshot
-        can keep these index entries for hours.
+        this argument, the next call does not read the index entries of deleted rows again. If a long transaction has an
+        old snapshot, the database keeps these index entries for hours.
         """
         sql, connection = self._sql, self.connection
         id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
@@ -243,7 +244,7 @@ class Store(ABC):
         return len(rows), rows[-1][1] if rows else not_before
 
     def running(self) -> list[RunningTransaction] | None:
-        """Return the open transactions that have claimed keys in atomic mode, the oldest first.
+        """Return the open transactions that have claimed keys in atomic mode. The oldest transaction comes first.
 
         The result is None if the store cannot find out which transactions are open.
         """
@@ -266,11 +267,12 @@ class Store(ABC):
         return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Return the answer for a request whose key is in use by another transaction."""
+        """Return the outcome of a claim if another transaction is working on the key."""
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Run the statement `name` of `Queries`, which changes the claimed row. For example, `name` is `complete`.
+        """Run an SQL statement that changes the claimed row. The argument `name` is the name of an attribute of the
+        class `Queries`, for example "complete".
 
         Raises `ClaimLost` if the statement does not change exactly one row.
         """
@@ -278,13 +280,13 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """Run the statement as `_write` does. A store can send the statement and COMMIT in one message."""
+        """Do the same as the method `_write`. A subclass can send COMMIT together with the statement."""
         self._write(name, values)
 
     # --- shared methods
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Try to claim the key once.
+        """Try to claim the key, but do not repeat the claim.
 
         The method returns None if another transaction has changed or deleted the row during the claim.
         """
@@ -302,7 +304,7 @@ class Store(ABC):
                 return decision
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row for a new request. Return None if another request has claimed the row first."""
+        """Claim an expired row for a new request. Return None if another request has already claimed the row."""
         row, expired, _ = self._lock(stored, wanted)
         if not expired:
             return None
@@ -319,8 +321,8 @@ class Store(ABC):
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
         if wanted.lease is None and self.journal.has_steps(stored.id):
-            # An earlier attempt of this key ran in leased mode and has stored steps. An attempt in atomic mode does not
-            # look at stored steps, so the attempt would repeat finished steps.
+            # An earlier attempt of this key ran in leased mode and has stored steps. An attempt in atomic mode ignores
+            # stored steps, and would repeat finished steps.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):
@@ -328,17 +330,17 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
-        """Lock the row only if the attempt and the status of the row are still the same as in `stored`.
+        """Lock the row, but only if its attempt number and its status are the same as in the argument `stored`.
 
         If several requests try to lock the row, only one request gets the lock. The method returns three values. The
-        first value is a query for the row. The second value tells whether the row has expired, and the third value
-        tells whether the lease of the row is over. If the request does not get the lock, the second and third values
+        first value is a query for the row. The second value tells whether the row has expired. The third value tells
+        whether the lease of the row is over. If the request does not get the lock, the second value and the third value
         are None.
 
-        The query that locks the row has no condition on a time column. If the table is small, such a condition could
-        make the optimizer choose the index on `expires_at`. Then the query would lock a whole range of this index.
+        The query that locks the row does not compare times. In a small table, a database could use the index on
+        `expires_at` to compare times. Then the query would lock a whole range of this index.
         """
-        # If tenants have different schemas, two tenants can have rows with the same id. So the query also compares the
+        # If each tenant has its own schema, two tenants can have rows with the same id. So the query also compares the
         # hashes.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
@@ -348,7 +350,7 @@ class Store(ABC):
         return row, *(found[0] if found else (None, None))
 
     def _next_attempt(self, row: QuerySet[IdempotencyKey], wanted: ClaimRequest, **changes: Any) -> None:
-        """Update a locked row, so that the next attempt of its key begins."""
+        """Begin the next attempt of a key with an UPDATE of the locked row."""
         row.update(
             status=Status.IN_PROGRESS.value,
             attempt=F("attempt") + 1,
@@ -362,9 +364,9 @@ class Store(ABC):
         )
 
     def _fetch(self, sql: str, values: Any = None) -> Any:
-        """Run the SQL, and return the first row of the result, or None if the result has no row."""
+        """Run the SQL, and return the first row of the result. If the result has no row, return None."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})  # with values=None, Django would send %% and not %
+            cursor.execute(sql, values or {})  # without a dict of values, `%%` in the SQL would not become `%`
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:
