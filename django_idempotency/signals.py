@@ -1,9 +1,9 @@
-"""This module has the signal `key_event`, which reports what happens to keys. A receiver can count or trace the events,
-or send an alert.
+"""This module has the signal `key_event`, which reports what happens to keys. For example, a receiver can count the
+events or send an alert.
 
-If an event belongs to a transaction, the signal is sent after the COMMIT or the ROLLBACK of this transaction. If an
-outer `atomic()` block is open, the signal is sent after the COMMIT of the outer block. Receivers run in the request, so
-a slow receiver makes the request slow. If a receiver raises an error, the logger `django.dispatch` logs the error, and
+If an event belongs to a transaction of the package, the signal is sent after the end of this transaction. If an outer
+`atomic()` block is open, the signal is sent after the COMMIT of the outer block. Receivers run in the request, so a
+slow receiver makes the request slow. If a receiver raises an error, the logger `django.dispatch` logs the error, and
 the request continues. The sender is `IdempotencyKey`.
 """
 
@@ -13,7 +13,7 @@ from django.dispatch import Signal
 
 __all__ = ["key_event"]
 
-# Every request checks whether the signal has receivers. `use_caching=True` makes this check fast.
+# Every request checks whether the signal has receivers. With `use_caching=True`, this check is fast.
 key_event = Signal(use_caching=True)
 """Says that something has happened to a key. Arguments:
 

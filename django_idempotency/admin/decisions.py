@@ -1,8 +1,9 @@
-"""On the admin pages of this module, a person decides about one key, or about several keys that are ticked in the list.
+"""This module has the admin pages on which a person makes a decision about idempotency keys.
 
-The page of a decision first explains what the decision will do. If the person enters a result or a response, the page
-shows a preview before the decision is made. A decision changes only keys that the page has shown. The person must have
-the permission to decide. If a key has changed since the page was shown, the decision does not change this key.
+Before a decision, the page explains what the decision will do. If the person enters a result or a response, the page
+shows a preview before the decision is made. The person must have the permission to decide. A decision changes only the
+keys that the person has seen on the page. If a key has changed after the person opened the page, the decision skips
+this key.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def decision_urls(model_admin: Any) -> list[Any]:
 
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
-    """Decide about one key. The page of a key has a button for each decision."""
+    """Decide about one key. In the admin, the page of a key has a button for each decision."""
     rows = model_admin.get_queryset(request).filter(pk=pk)
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
@@ -66,20 +67,21 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """Return the keys that were ticked in the list. The function returns at most `list_per_page` keys.
+    """Return the keys that the person has ticked in the admin's list. The function returns at most `list_per_page`
+    keys.
 
-    The choice "Select all" of Django's list has no effect on decisions, because "Select all" could mean the whole
-    table.
+    A decision ignores the link "Select all" of Django's admin, because this link could select the whole table.
     """
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Handle a request for the form, for the preview, or for the decision itself.
+    """Show the form of a decision, show its preview, or make the decision.
 
-    Return the page with the form or the preview. If the decision was made, return None. If the decision is not possible
-    for any key, also return None. In both cases, a message in the admin tells the person what has happened.
+    Return the page with the form or the preview. After the decision, return None. If none of the keys allows the
+    decision, also return None. When the function returns None, a message in the admin tells the person what has
+    happened.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -106,7 +108,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "media": model_admin.media + form.media,
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
-        "action": request.POST.get("action", ""),  # on the page of one key, `action` is an empty text
+        "action": request.POST.get("action", ""),  # if the page has only one key, this text is empty
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
@@ -120,7 +122,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
     """Make the decision for each key that has not changed since the person saw the page.
 
-    For each key, the decision and its log entry commit in one transaction.
+    For each key, one transaction writes both the decision and the log entry.
     """
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
@@ -131,7 +133,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
                 decide(key.row, *needed, by=request.user.get_username(), **said)
                 model_admin.log_change(request, key.row, done)
                 resolved += 1
-        except NotDecryptable as error:  # if a row cannot be decrypted, the decision goes on with the next row
+        except NotDecryptable as error:  # if this key cannot be decrypted, the loop goes on with the next key
             model_admin.message_user(request, str(error), messages.ERROR)
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
@@ -142,12 +144,12 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """For each step in `steps`, find a stored result as an example, and return the examples. If the person may not see
-    results, return no examples.
+    """For each step, find a stored result that the form can show as an example. If the person may not see results,
+    return no examples.
 
-    The example of a step comes from a completed key that has this step. This key and `key` have the same operation. If
-    there are several such keys, the newest key is used. One query reads the latest rows of the step table, which are a
-    range of primary keys. The next queries find rows by their primary keys.
+    The example of a step comes from another key, which is completed and has the same operation. If several completed
+    keys have the step, the newest key is used. For each step, one query reads only the latest rows of the step table,
+    so that the query is fast.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

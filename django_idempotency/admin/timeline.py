@@ -1,7 +1,7 @@
 """This module makes the timeline of a key: its claim, its steps, and the decisions of people, sorted by time.
 
-Results and encrypted texts can contain personal data, so each function that shows such texts takes a `Shown` object.
-The `Shown` object says what the current user may see.
+Stored results and encrypted texts can contain personal data. So the functions that show these texts need a `Shown`
+object. A `Shown` object says what the current user may see.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
-    """Return the derived key of this step. Perhaps the view has sent this key to the external service.
+    """Return the derived key of this step. Perhaps the view has sent the derived key to the external service.
 
     A step of kind `write` has no derived key, because a write sends nothing to an external service.
     """
@@ -78,14 +78,14 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name of each step in doubt, and the derived key that was possibly sent to the external service."""
+    """Return the name and the derived key of each step in doubt. Perhaps the external service knows the derived key."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
 def copyable(text: str) -> SafeString:
-    """Return HTML with a text and a button that copies the text.
+    """Return HTML for a text and for a button that copies this text.
 
-    The button stays hidden if the script of the admin pages does not run.
+    If the browser does not run the script of the admin pages, the button stays hidden.
     """
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
@@ -154,9 +154,9 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """Return the decisions about a key, and a text that says why the page cannot show the decisions.
+    """Return the decisions about a key as a list, and a message for the page.
 
-    The text is empty if the page can show the decisions.
+    If the page cannot show the decisions, the list is empty, and the message says why. Otherwise, the message is empty.
     """
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
@@ -191,8 +191,8 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # A newer release can store an action that is not in `texts`. For such an action, the sentence shows the stored name
-    # of the action.
+    # A newer release of this package can store a new kind of action. If an action is missing in the dict `texts`, the
+    # sentence shows the stored name of the action.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
@@ -200,7 +200,8 @@ def decided(made: Decision) -> str:
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     """Return HTML for a step that was in doubt when a person made a decision.
 
-    The function reads the copy of the step in the decision, because the decision can delete the step from the table.
+    A decision can delete the step from the table. So the stored decision has a copy of the step, and this function
+    reads the copy.
     """
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}

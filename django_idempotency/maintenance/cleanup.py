@@ -29,7 +29,8 @@ FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """A `Cleanup` object says what a cleanup did. The object also says how many keys need attention.
+    """A `Cleanup` object says how many keys a cleanup has deleted or changed. The object also says how many keys need
+    attention.
 
     Attributes:
         deleted: how many keys were deleted.
@@ -61,10 +62,10 @@ def cleanup_idempotency_keys(
     """Delete expired keys of one database in batches. Each batch is one short transaction.
 
     Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
-    database has SKIP LOCKED, a cleanup does not wait for locked rows. First, the function marks each stuck key as
-    failed, so that the next retry of the key runs at once. Stuck keys have made no external call. The function never
-    deletes keys that are in progress, in doubt or half done. The function only counts the keys that are in doubt or
-    half done.
+    database has SKIP LOCKED, a cleanup does not wait for locked rows. Before the deletion, the function marks each
+    stuck key as failed, so that the next retry of the key runs at once. A stuck key is harmless, because its work has
+    made no external call. The function never deletes a key that is in progress, in doubt or half done. The function
+    only counts the keys that are in doubt or half done.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -116,22 +117,23 @@ def cleanup_idempotency_keys(
 
 
 def is_over(stop: Event | None, deadline: float) -> bool:
-    """Return whether a cleanup or a recovery must stop now.
+    """Return True if a cleanup or a recovery must stop, because its time is over or the event `stop` is set.
 
-    The function does not call `stop.wait()`, because `stop.wait()` locks the event for a moment. During this moment, a
-    signal handler can call `stop.set()` in the same thread. Then the thread waits for a lock that the same thread has
-    taken, and never continues. `is_set()` takes no lock.
+    The function does not call `stop.wait()`, because this method locks the event for a short time. During this time, a
+    signal handler in the same thread can call `stop.set()`, which needs the same lock. Then the thread would wait for
+    its own lock forever. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:
-    """Mark up to `batch_size` stuck keys as failed in the current transaction, and return how many keys were marked.
+    """Mark at most `batch_size` stuck keys as failed, and return how many keys were marked. The caller must open a
+    transaction first.
 
-    A stuck key is harmless, because it has made no external call. A key that was marked as failed causes no alarm. The
-    next retry of a failed key runs at once, and goes on from the stored steps. If the worker of the last attempt
-    continues later, the fence stops this worker. If the database has SKIP LOCKED, the function skips rows that another
-    transaction has locked.
+    A stuck key is harmless, because its work has made no external call. A key that was marked as failed causes no
+    alarm. The next retry of a failed key runs at once, and goes on from the stored steps. Perhaps the old worker of the
+    key is still alive. Then the fence stops the old worker. If the database has SKIP LOCKED, the function skips rows
+    that another transaction has locked.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -140,12 +142,12 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark the keys that are still stuck as failed, and return how many keys were marked. The caller must lock the rows
-    of `keys` first.
+    """Mark each key in `keys` as failed, but only if the key is still stuck. Return how many keys were marked. The
+    caller must lock the rows of the keys before it calls this function.
 
-    A worker can start a call before the caller locks the row of a key. Then the key is no longer stuck.
+    Before the row of a key is locked, a worker can still start an external call. Then the key is no longer stuck.
 
-    A key that was marked as failed is kept for at least one `ttl` from now on.
+    A key that was marked as failed is kept for at least one more `ttl`.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -157,10 +159,10 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
 
 def preview(using: str | None = None) -> Cleanup:
-    """Return what a cleanup would find now. The function deletes no keys and changes no keys.
+    """Return how many keys a cleanup would delete or change now. The function itself deletes and changes no keys.
 
-    In the result, `deleted` is the number of expired keys, and `unstuck` is the number of stuck keys. The number
-    `stuck` is 0, because a cleanup would mark all stuck keys as failed.
+    The attribute `deleted` of the result is the number of expired keys. The attribute `unstuck` is the number of stuck
+    keys. The attribute `stuck` is 0, because a cleanup would mark all stuck keys as failed.
     """
     store = store_for(alias_for(using))
     with _explained(store):

@@ -1,11 +1,12 @@
-"""This module finds one client's key, or all keys that need attention.
+"""The functions of this module find the key of a client, or all keys that need attention.
 
-Shells, alerts, the admin and commands use the functions of this module.
+The admin and the commands call the functions of this module. Your own code can also call the functions, for example in
+a shell or for an alert.
 
 Most functions return a lazy QuerySet of `IdempotencyKey`. The query runs only when you iterate over the QuerySet or
-count its keys. Only `running_transactions` returns a list. On PostgreSQL, the first call for a database alias in each
-process sends one more query. This query looks for the extension Citus. The functions compare times with the database's
-clock. The module `states` defines the conditions of these functions.
+count its keys. The function `running_transactions` returns a list. On PostgreSQL, a process sends one more query before
+its first lookup in each database. This query finds out whether the database has the extension Citus. All times are
+compared with the database's clock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find the rows of a client's key. Each caller and operation that used the key has one row.
+    """Find the rows of a client's key. A key has one row for each combination of caller and operation.
 
     The query reads the unique index of the key table. The function opens no transaction.
 
@@ -54,10 +55,10 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 
 
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose worker has a lease that is not over.
+    """Find keys with a lease that is not over.
 
     The query reads a partial index of leased keys. The function does not find running requests of atomic mode. In
-    atomic mode, no other connection can read the key of a request before COMMIT.
+    atomic mode, other connections can read the key of a request only after the COMMIT of the request.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -72,9 +73,9 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose worker died or was too slow, and made no call. The next retry takes over the key.
+    """Find keys whose lease is over and whose work has made no external call. The next retry takes over the key.
 
-    The lease of a stuck key is over. The query reads the partial index of leases.
+    The worker of a stuck key has died or was too slow. The query reads the partial index of leased keys.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -89,12 +90,12 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that have a step in doubt. It is unknown whether such a step took effect.
+    """Find keys that have a step in doubt. It is not known whether a step in doubt took effect.
 
     No worker is processing these keys. A view can end its own transaction, for example with a raw COMMIT, or with DDL
-    on MariaDB. If the view or its worker fails after the end of this transaction, the key stays in progress without a
-    lease. The function finds a key without a lease only after the key's `ttl`. The query reads a partial index of
-    unfinished steps, and the index on `expires_at`.
+    on MariaDB. If the view or its worker then fails, the key stays in progress without a lease. The function also finds
+    keys without a lease, but only after their `ttl`. The query reads a partial index of unfinished steps, and the index
+    on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -109,7 +110,8 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys with a finished call and an unfinished operation. These keys have no worker and no step in doubt.
+    """Find keys that have a finished external call, but no final result. These keys have no worker and no step in
+    doubt.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.
@@ -160,11 +162,11 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 
 
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
-    """Find the open transactions of requests that run now and have claimed keys in atomic mode.
+    """Find the open transactions that have claimed keys in atomic mode.
 
-    One query reads PostgreSQL's list of locks, but no table. The query finds the transactions that have written to the
-    key table and have an advisory lock. Steps and cleanups also write to the key table. So if the transaction of a step
-    or a cleanup has an advisory lock of your project, the query also finds this transaction.
+    One query reads PostgreSQL's list of locks, but no table. The query finds each transaction that has an advisory lock
+    and has written to the key table. A step or a cleanup also writes to the key table. If your project takes an
+    advisory lock in the transaction of a step or a cleanup, the query also finds this transaction.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -179,7 +181,9 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 
 
 def refers_to(text: str) -> Q:
-    """Return the condition that `find_resource` uses. A type has no spaces, but an id can have spaces."""
+    """Return the condition for the query of `find_resource`. The first space in the text ends the type, because only an
+    id can have spaces.
+    """
     text = text.strip()
     found = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
@@ -190,7 +194,8 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return only the keys that have not changed for `older_than` seconds. The key with the oldest change comes first.
+    """Return only the keys that have not changed for `older_than` seconds. The key that has not changed for the longest
+    time comes first.
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """
@@ -199,7 +204,9 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
 
 def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
-    """Raise `ValueError` if one of the numbers is less than `least` or more than `most`."""
+    """Raise `ValueError` if one of the numbers is too small or too large. The limits are the arguments `least` and
+    `most`.
+    """
     for name, number in numbers.items():
         if number is not None and not least <= number <= most:  # also refuses NaN
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
@@ -216,10 +223,10 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """Return the keys that a person can mean by this text.
+    """Return the keys that fit this text.
 
-    A person can write quotes around a key, as in a header. So the key is either the whole text, or the text inside the
-    quotes.
+    Perhaps a person has copied the key from a header, where the key has quotes. So the key is the whole text, or the
+    text inside the quotes.
     """
     keys = set()
     for read in (check_key, parse_header):

@@ -1,4 +1,4 @@
-"""The restore of an old backup can lose the records of external calls. This module stores such records again."""
+"""If you restore a backup, the records of newer external calls are lost. This module stores these records again."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ LEASE = 60
 def remember_calls(
     scope: str, operation: str, key: str, results: Mapping[str, Any], *, using: str | None = None
 ) -> bool:
-    """Record that external calls were made under a key, so that no retry makes these calls again.
+    """Store the results of the external calls of a key, so that no retry makes these calls again.
 
-    If the function returns True, the key is half done. So the client's next retry, or a recovery, goes on after the
-    recorded calls. If the key is missing in the table, the function creates the key again. If the key is in the table,
-    the function stores only the results of calls that have no stored result. If you call the function a second time,
-    the stored results do not change. The function runs in one transaction, or in a savepoint inside an outer
-    `atomic()`.
+    If the function returns True, the key is half done. Then the next retry or a recovery continues after the stored
+    calls. If the table does not have the key, the function creates the key again. If the table already has the result
+    of a call, the function does not change this result. So you can call the function a second time. The function runs
+    in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
@@ -55,7 +54,7 @@ def remember_calls(
         for name, result in results.items():
             if name not in known:
                 store.journal.start_call(claim, name, again=False)
-            # If the step has a result already, `finish_call` changes nothing.
+            # If the step already has a result, `finish_call` changes nothing.
             store.journal.finish_call(claim, name, encode_step(result))
         store.journal.fail(claim, wanted, ENTERED)
     return True

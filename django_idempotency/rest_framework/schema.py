@@ -2,12 +2,12 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-If a project has its own schema class, `AutoSchema` must be the first base class of this class. If a project declares a
-header or a status of an operation itself, the schema keeps this declaration.
+If a project has its own schema class, the class must have `AutoSchema` as its first base class. If a project itself
+declares a header or a status of an operation, the package does not change the declaration.
 
-The package has a schema class, because other extensions for drf-spectacular do not work for all operations. An
-`OpenApiViewExtension` does not work for a method with `@extend_schema`. A post-processing hook does not get the view.
-In issue #804, the maintainer of drf-spectacular recommends a schema class.
+The package has its own schema class, because the other ways to extend drf-spectacular do not work for all operations.
+An `OpenApiViewExtension` does not work for a method that has the decorator `@extend_schema`. A post-processing hook
+does not get the view. In issue #804, the maintainer of drf-spectacular recommends a schema class.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ __all__ = ["AutoSchema"]
 
 
 class AutoSchema(openapi.AutoSchema):
-    """This class extends drf-spectacular's `AutoSchema`, and also shows the idempotency key of protected operations.
+    """This class extends drf-spectacular's own `AutoSchema`. For each protected operation, the schema also shows the
+    idempotency key.
 
-    Put the dotted name of `AutoSchema` into the setting `DEFAULT_SCHEMA_CLASS`. If your project has its own schema
+    Write the dotted name of this class into the setting `DEFAULT_SCHEMA_CLASS`. If your project has its own schema
     class, write `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 

@@ -1,4 +1,6 @@
-"""This module has the checks of `assert_idempotent`. Each check sends requests, and fails if a response is wrong."""
+"""This module has the checks that the function `assert_idempotent` runs. A check fails if the endpoint is not
+idempotent.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The methods of this class are checks. The checks must run in the order in which they are written here.
+    """This class has a method for each check of an endpoint. The checks must run in the order in which this class
+    defines them.
 
-    Each check needs results of the earlier checks. A check that fails raises AssertionError.
+    Each check needs results of the checks before it. A check that fails raises AssertionError.
 
     Args:
         request: the request that is sent under new keys.
@@ -90,11 +93,11 @@ class EndpointChecks:
         raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
-        """Check that the first key is refused if a request sends this key with a different body."""
+        """Send a different body with the first key, and check that the request is refused."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # If the project has its own format for error responses, the check cannot recognise a mismatch. So for a project
-        # with its own format, the check accepts every 4xx response.
+        # A project can have its own format for error responses. Then the check cannot recognise a mismatch in the
+        # response, so the check accepts every 4xx response.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -110,7 +113,7 @@ class EndpointChecks:
         raise self.failure(headline, f"First: {self.first}", f"Other: {reply}", self._told(created), advice)
 
     def other_user(self, client: Any) -> None:
-        """Check that another user who sends the first user's key learns nothing about this key."""
+        """Send the first user's key as another user, and check that the response says nothing about this key."""
         __tracebackhide__ = True
         reply = self.request.send(self.key, client=client)
         self.count_new()
@@ -138,7 +141,7 @@ class EndpointChecks:
     def duplicates_at_once(self, request: Request, count: int) -> None:
         """Send duplicates at the same time, and check that exactly one duplicate runs the view.
 
-        Every other duplicate must get a conflict, a 503, or the response of the duplicate that ran the view.
+        A duplicate that does not run the view must get a conflict, a replay or the status 503.
         """
         __tracebackhide__ = True
         key = new_key()
@@ -171,7 +174,7 @@ class EndpointChecks:
     def stored_response(self) -> None:
         """Check that the key table has a completed row for the key.
 
-        A completed row shows that the replayed response comes from the key table.
+        If the row is missing, the replayed response came from other code, and not from this package.
         """
         __tracebackhide__ = True
         rows = self._rows()
@@ -185,7 +188,7 @@ class EndpointChecks:
             )
 
     def count_new(self) -> int:
-        """Return how many things the endpoint has created since the last call of this method."""
+        """Return how many objects the endpoint has created since the last call of this method."""
         before, self._counted = self._counted, self._count()
         return self._counted - before
 
@@ -197,13 +200,13 @@ class EndpointChecks:
         return f"It created {created} more {self.name}." if self.name else "Pass creates= to have rows counted."
 
     def _rows(self) -> list[IdempotencyKey]:
-        """Return the rows with the key of this test, in any scope and operation."""
+        """Return all rows of the key table that have the key of this test."""
         return [row for row in find_key(self.key, using=self.alias) if row.key == self.key]
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return a function that counts the objects of `creates`, and a name for these objects. If `creates` is None, the
-    name is an empty text.
+    """Return a function that counts the objects of `creates`, and a name for these objects in error messages. If
+    `creates` is None, the name is an empty text.
     """
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)

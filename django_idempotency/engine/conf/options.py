@@ -17,8 +17,8 @@ NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
 
 
 def is_final(response: Any) -> bool:
-    """This function is the default of the option `record`. A response is final if its status is below 500 and is not in
-    `NOT_FINAL`.
+    """This function is the default value of the option `record`. A response is final if its status is below 500, and if
+    the set `NOT_FINAL` does not contain this status.
     """
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
@@ -37,10 +37,11 @@ COMPARED = check.must(
 # keys are `Idempotency` objects.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
-    """An `Idempotency` object has the options that protect one endpoint.
+    """An `Idempotency` object has the options of a protected endpoint.
 
-    If an option is not given, the package looks for the option in this order: the class, the base classes, the
-    settings, the defaults. A duration is a `timedelta` or a number of seconds.
+    If an option is missing, the package looks for it in the view class, and then in the base classes. If no class has
+    the option, the package uses the project's setting or the default. A duration is a `timedelta` or a number of
+    seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -97,7 +98,7 @@ class Idempotency:
     using: str | None = option(None, check.or_none(check.NAME))
     observe: bool = option(False, check.YES_OR_NO)
 
-    if not TYPE_CHECKING:  # an error of the dataclass's own __init__ does not list the known options
+    if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known options
 
         def __new__(cls, **options):
             for name in options:
@@ -137,9 +138,9 @@ class Idempotency:
 
     @cached_property
     def repeats_calls(self) -> bool:
-        """Return whether the work may run again while a call of an earlier attempt is in doubt.
+        """Return whether a retry may run the work while a call of an earlier attempt is in doubt.
 
-        In atomic mode, the result is False. If leased work makes a call again, the call gets the same derived key.
+        In atomic mode, the result is False. A repeated call gets the same derived key as before.
         """
         return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
@@ -153,14 +154,15 @@ DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPT
 def for_methods(*methods: str) -> Idempotency:
     """Return an `Idempotency` object that sets only the option `methods`.
 
-    The function is cached, so two calls with the same methods return the same object. The cache of `resolve` compares
-    objects by identity, so `resolve` needs the same object in each call.
+    The function is cached, so two calls with the same methods return the same object. The cache of the function
+    `resolve` works only if each call gets the same object.
     """
     return Idempotency(methods=methods)
 
 
 def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
-    """Return `value` as an `Idempotency` object. `value` can be an `Idempotency` object or a mapping of options.
+    """Return an `Idempotency` object with the options in `value`. The argument `value` is an `Idempotency` object or a
+    mapping.
 
     Raises:
         IdempotencyConfigurationError: for anything else, unknown names and impossible values.
@@ -174,13 +176,13 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     return Idempotency(**{str(name): given for name, given in value.items()})
 
 
-# --- The classes `OnceKeywords` and `Keywords` tell type checkers the names and types of the options. A test compares
-# the classes with `Idempotency`.
+# The classes `OnceKeywords` and `Keywords` tell type checkers the names and the types of the options. A test compares
+# both classes with the class `Idempotency`.
 
 
 class OnceKeywords(TypedDict, total=False):
-    """The functions `run_once`, `arun_once` and `once` have no request, so these functions accept only the options of
-    this class.
+    """The functions `run_once`, `arun_once` and `once` accept only the options of this class. The function `run_once`
+    has no request, so the function accepts no options about requests.
     """
 
     ttl: timedelta | float
@@ -193,7 +195,9 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """This class has all fields of `Idempotency`. The decorator `idempotent` accepts each field as an argument."""
+    """This class has all options of the class `Idempotency`. The decorator `idempotent` accepts each option as an
+    argument.
+    """
 
     required: bool
     methods: Collection[str]

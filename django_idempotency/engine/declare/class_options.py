@@ -28,17 +28,17 @@ INHERIT = Idempotency()
 
 
 class IdempotencyMixin:
-    """Run the POST and PATCH handlers of a class-based view once for each idempotency key.
+    """With this mixin, a class-based view runs its POST or PATCH handler only once for each idempotency key.
 
-    The class-based view is, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler
-    runs in this transaction. With the option `lease`, the handler runs in leased mode, and no transaction is open. In
-    plain Django, a handler can be a `def` method or an `async def` method. In the REST framework, a handler must be a
-    `def` method.
+    The view can be, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler runs in
+    this transaction. With the option `lease`, the handler runs in leased mode, and no transaction is open. In plain
+    Django, a handler can be a `def` method or an `async def` method. In the REST framework, a handler must be a `def`
+    method.
 
     Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
     The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the protected handler,
-    also for a replay. In the REST framework, authentication, permissions, throttles and content negotiation run before
-    the protected handler, also for a replay.
+    also before a replay. In the REST framework, authentication, permissions, throttles and content negotiation run
+    before the protected handler, also before a replay.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
@@ -78,9 +78,9 @@ class IdempotencyMixin:
             )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
-            # A decorator such as csrf_exempt sets attributes on the method `dispatch` of a base class. Django copies
-            # attributes only from the mixin's `dispatch` to the view. So the mixin copies the attributes of the base
-            # class's `dispatch` to the view.
+            # A decorator such as csrf_exempt can set attributes on the method `dispatch` of a base class. Django does
+            # not copy these attributes to the view, because the mixin has its own method `dispatch`. So the mixin
+            # itself copies the attributes.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -95,13 +95,12 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler runs only after dispatch() has returned. Django opens no transaction for an
-            # asynchronous handler.
+            # An asynchronous handler runs after dispatch() has returned, so a transaction around dispatch() would not
+            # help. Django also opens no transaction for an asynchronous handler.
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
-        # The view instance serves only one request, so the mixin can replace the handler of this instance with the
-        # protected handler. First, the dispatch() method of the framework makes its own checks. Then dispatch() calls
-        # the protected handler.
+        # Django creates a new view object for each request, so the mixin can replace the handler of this object. The
+        # framework's own dispatch() method first makes its checks, and then calls the protected handler.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -115,8 +114,8 @@ class IdempotencyMixin:
     def get_idempotency_options(self) -> Options:
         """Return the options for this request, or None if the request is not protected.
 
-        The mixin calls this method after authentication. A view class can override this method, for example to choose
-        options that depend on `self.request` or `self.action`.
+        The mixin calls this method after authentication. A view class can override this method. Then the options can
+        depend on `self.request` or `self.action`.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
@@ -124,25 +123,24 @@ class IdempotencyMixin:
         return resolve(*layers) if layers else None
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Idempotency | None:
-        """Return the options of the handler for this request, or None if the request is not protected."""
+        """Return the options of this handler, or None if the current request is not protected."""
         given = checked(self.get_idempotency_options())
         if given is None:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            # as_view() cannot check this handler, because the options depend on the request. So this method checks the
-            # handler.
+            # The method as_view() could not check this handler, because the options depend on the request.
             refuse_handler(handler)
         return options
 
 
-# At run time, the mixin has no docstring. With a docstring, drf-spectacular would copy the text into the OpenAPI
+# This line deletes the docstring at run time. Otherwise, drf-spectacular would copy the docstring into the OpenAPI
 # description of each operation.
 IdempotencyMixin.__doc__ = None
 
 
 def checked(value: Options) -> Idempotency | None:
-    """Return the options as an `Idempotency`, or None if the value is None.
+    """Convert the options into an `Idempotency` object. If the argument is None, return None.
 
     If an option is unknown or has an invalid value, the function raises `IdempotencyConfigurationError`.
     """
@@ -150,7 +148,7 @@ def checked(value: Options) -> Idempotency | None:
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
-    """Return the declaration of a class. If the class does not have the mixin, or is not protected, return None.
+    """Return the declaration of a class. If the class is not protected or does not have the mixin, return None.
 
     Args:
         attributes: the attributes of the view, or the attributes that `as_view()` will give to the view.
@@ -161,8 +159,8 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Return whether the class overrides `get_idempotency_options`. If so, the options can be different for each
-    request.
+    """Return True if the class overrides the method `get_idempotency_options`. Then the options can be different for
+    each request.
     """
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
@@ -177,9 +175,9 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield a tuple for each unsafe HTTP method of a view class, for example for POST.
+    """Yield one tuple for each unsafe HTTP method of a view class, such as POST.
 
-    The tuple has the HTTP method, the name of the handler, and the handler.
+    Each tuple has the HTTP method, the name of the handler, and the handler itself.
 
     Args:
         actions: the actions of a viewset, as a dict from a verb to the name of its handler.
@@ -191,11 +189,12 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return the layers of options for a class that has the mixin. If the class is not protected, return an empty
-    tuple.
+    """Return a tuple of all options that are declared for a class with the mixin. If the class is not protected, the
+    tuple is empty.
 
-    The layers have this order: options of the view, options of the handler, options of the class, options of the base
-    classes. If a layer is None, the function returns only the layers before this layer. See `class_declaration`.
+    The options of the view object come first, and then the options of the handler. The options of the class come after
+    the options of the handler. The options of the base classes come last. A class can switch its protection off with
+    the value None. Then the function returns only the options that come before None. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
@@ -205,9 +204,10 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 
 @lru_cache(maxsize=1024)
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
-    """Return the `idempotency` attributes of the class and its base classes, in the order of the MRO.
+    """Return the attribute `idempotency` of the class and of each base class, in the order of the MRO.
 
-    The function does not read the argument `nearest`, but `nearest` is a part of the cache key. If a test replaces the
-    attribute `idempotency` of a class, the cache key changes. So the cache never returns an old result.
+    The argument `nearest` is the value of the attribute `idempotency`. The function uses the argument `nearest` only as
+    a part of the cache key. If a test replaces the attribute `idempotency`, the cache key changes. So the cache never
+    returns an old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

@@ -1,1 +1,3 @@
-"""This package runs work once, either in one transaction (atomic mode) or under a lease (leased mode)."""
+"""This package runs a piece of work only once. In atomic mode, the work runs in one transaction. In leased mode, the
+worker has a lease on the key.
+"""

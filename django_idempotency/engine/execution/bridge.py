@@ -1,5 +1,5 @@
-"""These functions connect `def` and `async def` code. Queries run in the thread of the database connection, and `async
-def` functions run on the event loop.
+"""The functions of this module connect `def` code and `async def` code. Queries run in the thread of the database
+connection, and `async def` functions run on the event loop.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """While work runs in a transaction, this context manager hides an outer call of `async_to_sync` from asgiref.
+    """Inside this context manager, asgiref does not find an outer call of `async_to_sync`. The package uses the context
+    manager while work runs in a transaction.
 
-    An asyncio task that the work has started can run longer than the work itself. For example, `asyncio.gather` does
-    not stop its other tasks when one task fails. With this context manager, the next query of such a task raises a
-    `RuntimeError`. Without the context manager, asgiref would run the query in the thread of the outer `async_to_sync`
-    call. Django makes such an outer call around an async view under WSGI, and around a sync middleware under ASGI. In
-    the thread of the outer call, the query would use our database connection. But our transaction has already ended
-    with a COMMIT or a ROLLBACK. So the database would commit the query of the task separately. After a ROLLBACK, a
-    retry would write the same data again.
+    Under WSGI, Django calls `async_to_sync` for an async view. Under ASGI, Django calls `async_to_sync` if the project
+    has a sync middleware.
+
+    The work can start an asyncio task. Perhaps this task is still running when the work has ended. For example,
+    `asyncio.gather` does not stop its other tasks when one task fails. If the work was inside this context manager, a
+    later query of the task raises a `RuntimeError`. Otherwise, asgiref would run the query of the task in the thread of
+    the outer call. In the thread of the outer call, the query would use our database connection. But our transaction
+    has already ended. So the database would commit the query of the task separately. If our transaction was rolled
+    back, a retry would write the same data again.
     """
 
     def __enter__(self) -> None:
@@ -43,9 +46,9 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Return a plain function that runs the coroutine function `function`, as asgiref's `async_to_sync` does.
+    """Convert a coroutine function into a plain function.
 
-    In addition, this plain function uses the context manager `NoBridgeAbove`.
+    The plain function calls asgiref's `async_to_sync` inside the context manager `NoBridgeAbove`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -56,8 +59,8 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plain function that calls `function`. If `function` returns an awaitable, the plain function waits for
-    the result of the awaitable.
+    """Convert a `def` or `async def` function into a plain function. If the given function returns an awaitable, the
+    plain function waits for the result.
     """
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
@@ -67,14 +70,15 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         return awaiting(result_of)(result) if isawaitable(result) else result
 
-    # With `__wrapped__`, `inspect.signature` shows whether `function` has the parameter `operation`.
+    # Because of `__wrapped__`, `inspect.signature` returns the signature of the original function. This signature shows
+    # whether the function has the parameter `operation`.
     plain.__wrapped__ = function  # type: ignore[attr-defined]
     return plain
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `function`, and return its result. A coroutine function is awaited, and a plain function runs in a thread.
-    If a plain function returns an awaitable, the awaitable is also awaited.
+    """Call a `def` or `async def` function, and return its result. A `def` function runs in a thread. If a `def`
+    function returns an awaitable, this awaitable is also awaited.
     """
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
@@ -83,11 +87,11 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Call `run(work)` in the thread of the database connection, and await the result of `run` on the event loop.
+    """Call the function `run` in the thread of the database connection, and return its result.
 
-    If `work` is a coroutine function, `work` runs on the event loop. But if `work` calls a function with
-    `sync_to_async`, this function runs in the thread of the connection. So the queries of this function are part of the
-    transaction. If the caller is cancelled, `work` is also cancelled, and `CancelledError` rolls the transaction back.
+    If `work` is a coroutine function, `work` runs on the event loop. But if `work` uses `sync_to_async` to call a
+    function, this function runs in the thread of the connection. So the queries of this function are part of the
+    transaction. If the caller is cancelled, `work` is cancelled, too. Then `CancelledError` rolls the transaction back.
 
     Args:
         run: this function is called in the thread. Its argument is a plain function that runs `work`.
@@ -96,8 +100,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller is cancelled, the thread continues to claim the key. After the claim, this check raises an
-        # error, so that the work does not start.
+        # If the caller is cancelled, the thread does not stop and claims the key. After the claim, this function raises
+        # an error, so that the work does not start.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -106,7 +110,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # after the end of the event loop, no code would await a new coroutine
+        refuse_if_cancelled()  # if the event loop has ended, no code awaits a new coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -117,11 +121,12 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
 
 async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
-    """Await `work`. If the current task is cancelled, wait for the end of `work`, and then raise `CancelledError`.
+    """Await the coroutine `work`. If the current task is cancelled, first wait for the end of `work`, and then raise
+    `CancelledError`.
 
-    When a client closes its connection, the server cancels the request. At this moment, an external call can still be
-    running. If this function did not wait for the call, the outcome of the call would be unknown. A second cancellation
-    of the task stops `work`.
+    When a client closes its connection, the server cancels the request, but perhaps an external call is still running.
+    If the package did not wait for the end of this call, the outcome of the call would be unknown. If the current task
+    is cancelled a second time, `work` is stopped.
 
     Args:
         work: a coroutine, which runs in a task of its own.
@@ -129,7 +134,7 @@ async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task})  # the cancellation of `asyncio.wait` does not cancel the task
+        await asyncio.wait({task})  # a cancelled `asyncio.wait` does not cancel the task
     except asyncio.CancelledError:
         try:
             await asyncio.wait({task}, timeout=at_most)

@@ -36,10 +36,10 @@ logger = logging.getLogger("django_idempotency")
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work while this worker has the lease of the key. Only one worker at a time can have the lease.
 
-    First the claim is committed, and then the work runs while no transaction is open. If the verdict of the work is
-    `Verdict.KEEP`, the key is completed. After every other verdict, and after an exception of the work, the key is
-    marked as failed. The steps of a failed key are kept, and the next retry can run at once. If the worker dies, the
-    next retry must wait until the lease ends.
+    The function first commits the claim, and then runs the work while no transaction is open. If the work returns a
+    final result, the key is completed. If the result is not final, the key is marked as failed. If the work raises an
+    exception, the key is also marked as failed. The steps of a failed key are kept, and the next retry can run at once.
+    If the worker dies, the next retry must wait until the lease ends.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
@@ -47,8 +47,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # If an earlier attempt was abandoned or has a call in doubt, the package first calls the project's `reconcile`. If
-    # `reconcile` returns a final result, the work does not run.
+    # If an earlier attempt was abandoned or has a call in doubt, the package first calls the project's function
+    # `reconcile`. If this function returns a final result, the work does not run.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
 
@@ -56,10 +56,10 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
 ) -> Outcome[T]:
-    """Run one attempt after its claim was committed, and then mark the key as completed or as failed.
+    """Run an attempt whose claim is already committed. After the attempt, mark the key as completed or as failed.
 
-    The key is marked as failed if the work raises an exception or is cancelled. So a retry can run at once, and does
-    not have to wait until the lease ends.
+    If the work raises an exception or is cancelled, the key is marked as failed. Then the next retry does not have to
+    wait until the lease ends.
     """
     about, end = claim.resource, "the end of a leased view"
     try:
@@ -75,8 +75,8 @@ def run_claimed(
         else:
             committed(store, end, partial(store.journal.fail, claim, wanted, finished.reason))
     except ClaimLost:
-        # This worker has lost the key to another worker, or a person has decided about the key. So this client gets an
-        # answer that fits the present state of the key.
+        # Another worker has taken over the key, or a person has decided about the key. So the client gets the answer
+        # that a duplicate would get now.
         return store.look(wanted)
     except BaseException as error:
         try:
@@ -87,12 +87,13 @@ def run_claimed(
                 return store.look(wanted)
         except (Error, IdempotencyConfigurationError):
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
-        raise  # every error, and also a cancellation, must reach the caller
+        raise  # the caller must get every error, also a cancellation
     return finished
 
 
 def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = False) -> T:
-    """Call the function `write` in a transaction, and then commit. In a Django `TestCase`, `write` runs in a savepoint.
+    """Call the function `write` in a transaction, and commit the transaction. In a Django `TestCase`, the function runs
+    in a savepoint.
 
     Args:
         what: the subject of the error message, for example "operation.call('charge')".
@@ -121,7 +122,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
         return write()
     except Error:
         if store.connection.in_atomic_block:
-            raise  # a TestCase needs this connection, because the connection has the transaction of the test
+            raise  # this connection has the transaction of a TestCase, so the connection must stay open
         store.connection.close()
         return write()
 
@@ -146,7 +147,7 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
 
 
 def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
-    """If DEBUG is on, warn about SQL statements that change data outside of `operation.write()`.
+    """If DEBUG is on, warn about each SQL statement that changes data outside of `operation.write()`.
 
     A retry would run such a statement again, because the statement does not belong to a `write` step.
     """
@@ -178,16 +179,16 @@ class LeasedOperation(Operation):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # At the start, `_doubts` and `_kept` contain the steps of earlier attempts. A worker of an earlier attempt
-        # cannot add steps any more. If `reconcile` runs steps in this attempt, these steps are added to `_doubts` and
-        # `_kept` later.
+        # The attributes `_doubts` and `_kept` start with the steps of earlier attempts. A worker of an earlier attempt
+        # cannot add steps any more. When this attempt runs a step, for example in `reconcile`, the step is added to
+        # `_doubts` or `_kept`.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
         super().__init__(wanted.identity, claim.attempt, claim.resource, steps_on=store.alias)
 
     def renew(self) -> None:
-        """Start the lease again, so that the lease ends later."""
+        """Start the lease again with its full length."""
         self._journal.renew(self._claim, self._lease)
 
     def _keep_resource(self, resource: Resource) -> None:
@@ -209,8 +210,8 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            # The external call was made, so the package first records that the call is done. Then the package raises
-            # the error.
+            # The external call is done, but its result cannot be stored. So the package first records that the call is
+            # done, and then raises the error.
             error = not_storable
         finish = partial(self._journal.finish_call, self._claim, name, kept)
         committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
@@ -223,20 +224,20 @@ class LeasedOperation(Operation):
     def _note(self, name: str, error: BaseException) -> None:
         """Store the error of a call in doubt, so that the timeline of the key can show the error.
 
-        If the error cannot be stored, the call is still in doubt.
+        If the database cannot store the error, this method raises nothing, and the call stays in doubt.
         """
-        with suppress(Exception):  # the work must get the error of the call, not an error of `_note`
+        with suppress(Exception):  # the work must get the error of the call, not an error of this method
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # Some database servers close a connection that is idle during a slow `fetch`. So if the result cannot be
-        # stored, the package tries again on a new connection.
+        # A `fetch` can be slow, and some database servers close a connection that is idle for a long time. So if the
+        # result cannot be stored, the package tries again on a new connection.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # Perhaps the first try was committed, but the server's answer was lost. Then the second try raises
+            # Perhaps the first INSERT was committed, but the server's answer was lost. Then the second INSERT raises
             # IntegrityError.
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
                 raise
@@ -259,12 +260,12 @@ class LeasedOperation(Operation):
         try:
             value, kept = committed(self._store, f"operation.write({name!r})", write)
         except BaseException as error:
-            # The error comes from the function or from the COMMIT, because a database checks some constraints only at
-            # COMMIT.
+            # The function of the step can raise this error. The COMMIT can also raise this error, because a database
+            # checks some constraints only at COMMIT.
             self._broke, self.resource = error, about
-            # If the database has a row for this `write` step, the function of the step has ended its own transaction.
-            # Perhaps the changes of the function are committed. So the step is in doubt. A 4xx answer must not complete
-            # a key with a step in doubt.
+            # If the table has a row for this `write` step, the function of the step has ended its own transaction. Then
+            # the changes of the function are perhaps committed, so the step is in doubt. A 4xx answer must not complete
+            # a key that has a step in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -280,9 +281,9 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # The function of the `write` step has ended its own transaction. All later changes of the function are
-                # committed, so the start of the step must be committed, too.
-                with suppress(IntegrityError):  # perhaps the function's own COMMIT has stored the start of the step
+                # The function of this `write` step has ended its own transaction. After that, the database commits each
+                # statement of the function separately. So the start of the step must be committed, too.
+                with suppress(IntegrityError):  # perhaps a COMMIT of the function has already stored this row
                     self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
@@ -294,28 +295,27 @@ class LeasedOperation(Operation):
             )
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Return whether the package should store the framework's answer to this exception.
+        """Return whether the framework's answer to this exception may be stored as the final answer.
 
-        While a step is in doubt, no answer is stored, because perhaps the exception comes from this step. This rule is
-        also true for a 4xx answer. If a `write` step has raised the exception after other steps were finished, the
-        answer is also not stored. A stored answer would complete the key. Then no person would check the effects of the
-        finished steps.
+        If a step is in doubt, no answer is stored, because perhaps the exception comes from this step. Even a 4xx
+        answer is not stored. If a `write` step has raised the exception and other steps are finished, no answer is
+        stored. A stored answer would complete the key. Then no person would check the effects of the finished steps.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
     def _left_behind(self) -> str:
-        """Return the reason why the final answer of the work is refused. If the answer is accepted, return an empty
-        text.
+        """Return the reason why the package refuses the final answer of the work. If the package accepts the answer,
+        return an empty text.
 
-        A refused answer does not complete the key. Answers are refused only if the key has a `call` step. The answer is
-        refused if a `write` step has raised an error and the work has caught this error. The answer is also refused if
-        an earlier attempt has stored a step and this attempt has not asked for the step. For example, a customer has
-        paid, but the order is missing. If the package completed this key, no person would notice the missing order. The
-        work does not have to ask for a stored `fetch` step, because a `fetch` only reads. This method is not called for
-        an answer of `reconcile`.
+        If the answer is refused, the key is not completed. The package refuses an answer only if the key has a `call`
+        step. If a `write` step has failed and the work has caught the error, the answer is refused. If an earlier
+        attempt has stored a step, the work must ask for this step again. Otherwise, the answer is refused. For example,
+        a customer has paid, but the order is missing. If the package completed the key of this payment, no person would
+        notice the missing order. The work does not have to ask for a stored `fetch` step, because a `fetch` only reads.
+        If the answer comes from `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:
-            return ""  # most attempts end here, without the next query
+            return ""  # in most attempts, the method ends here and sends no query
         kinds = self._journal.kinds(self._claim)
         unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
         if IdempotencyStep.Kind.CALL not in kinds.values():

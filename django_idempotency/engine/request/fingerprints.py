@@ -4,16 +4,17 @@ A retry must have the same fingerprint as the first request with the same key.
 
 # Note [What Django has read is compared]
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. The fingerprint of every other
-request is made of `request.body`. Django keeps `request.body`, so a view, a parser or a signature check can read the
-body again. But after the package has read a multipart form, Django's stream is empty, and the package does not replace
-the stream. So if a view itself reads the stream of a form, the view needs the option `fingerprint=`. If a view sets
-upload handlers, the view also needs the option `fingerprint=`.
+request is made of `request.body`. Django keeps `request.body`, so a view or a parser can read the body again. But the
+stream of a multipart form can be read only once, and the package reads the stream before the view runs. So a view that
+reads the stream of a form itself needs the option `fingerprint=`. A view that sets upload handlers also needs the
+option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. The fingerprint is
-made of the text that `ascii()` returns for this data. So the order of names and the white space in a request do not
-change the fingerprint. For one value, `ascii()` returns the same text in every Python version. A file becomes a tuple.
-JSON has no tuples, so no client can send an object that looks like a file.
+JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
+`ascii()` makes a text from this data, and the fingerprint is a hash of the text. So the order of the names in a request
+does not change the fingerprint. White space between JSON values also does not change the fingerprint. In every Python
+version, `ascii()` returns the same text for the same value. An uploaded file is converted into a tuple. JSON has no
+tuples, so JSON data never has the same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 
 
 class Unparsable(Exception):
-    """This exception means that the body cannot be compared as parsed data. Then the package compares the bytes of the
-    body.
+    """If this exception is raised, the package compares the bytes of the body, and not its parsed data.
 
-    For example, a request has the content type JSON, but its body is not valid JSON. Some views can read such a body.
+    For example, a request has the content type JSON, but its body is not valid JSON. But some views can read such a
+    body, so the package does not refuse the request.
     """
 
 
 def fingerprint_of(
     request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
-    """Return the fingerprint of a request, or None if the package must not compare requests.
+    """Return the fingerprint of a request, or None if the option `fingerprint` is None.
 
     The option `fingerprint` says which parts of a request are compared. See Note [What Django has read is compared].
 
-    The first part of each digest is the version of the fingerprint method. So fingerprints of two different versions
-    are never equal.
+    Each fingerprint is a hash that also contains the version of this method. So two versions of the method never make
+    the same fingerprint.
 
     Args:
         request: Django's request.
@@ -112,11 +113,11 @@ def fingerprint_of(
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return a text with the parameters of the content type. The text also has the charset with which Django decodes
-    the body.
+    """Return a text with the parameters of the content type. The text also has the name of the charset that Django uses
+    to decode the body.
 
-    The text does not contain the boundary of a form, because each retry has a new boundary. If the content type names
-    no charset, the text contains Django's default charset.
+    The text does not contain the boundary of a form, because each retry has a new boundary. If the content type has no
+    charset, the text has the name of Django's default charset.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -128,7 +129,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 
 
 def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
-    """Return the parsed body if the body is JSON or a form. Otherwise, return the digest of the body's bytes."""
+    """Return the parsed body if the body is JSON or a form. Otherwise, return a hash of the body's bytes."""
     if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
         with suppress(Unparsable):  # if the view has no parser for forms, `request.body` is read instead
             return _form(request, parsed)
@@ -138,8 +139,9 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        # Django raises RawPostDataException if the stream was read already. If a framework's parser has read the
-        # stream, the parsed data is compared. If other code has read the stream, the request cannot be compared.
+        # Django raises RawPostDataException if other code has already read the stream of the request. If the
+        # framework's parser has read the stream, the package compares the parsed data. Otherwise, the package cannot
+        # compare the request.
         if parsed is None:
             raise _consumed() from None
     _refuse_incomplete(request, empty=not body)
@@ -156,14 +158,14 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
 def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     """Return the fields and the file contents of a multipart form.
 
-    Each file is hashed in pieces. Then the position in the file is set to the beginning, so that the view can read the
-    file.
+    The package reads each file in pieces, and makes a hash of its content. After that, `seek(0)` sets the file back to
+    its beginning, so that the view can read the file.
     """
     try:
         form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
     except (LookupError, ValueError) as error:
-        # This error occurs for two reasons. Python does not know the charset of the form, or the charset is a codec
-        # that does not return text.
+        # Python raises this error if it does not know the charset of the form. Python also raises this error if the
+        # charset is a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     # When Django parses a form, Django makes the list of upload handlers immutable. So if the list is mutable, Django
     # has not parsed the form. If the list is mutable and the form is empty, other code has read the stream.
@@ -184,10 +186,11 @@ def _consumed() -> IdempotencyConfigurationError:
 def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     """Refuse a request with an incomplete body, because a complete retry would have a different fingerprint.
 
-    For example, a client can close the connection before the end of the body. Then Gunicorn gives the first part to
-    Django, as if this part were the whole body.
+    For example, a client closes the connection before it has sent the whole body. Then Gunicorn gives the incomplete
+    body to Django without an error.
     """
-    said = str(request.META.get("CONTENT_LENGTH", ""))  # some test clients and servers set a number instead of a text
+    # Some test clients and servers set CONTENT_LENGTH to a number, and not to a text.
+    said = str(request.META.get("CONTENT_LENGTH", ""))
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
         # Under WSGI, Django reads a chunked body as an empty body. So two different chunked bodies would have the same
@@ -199,8 +202,8 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
-        return  # an ASGI server gives only complete forms to Django
-    # If a middleware has decompressed the body, Content-Length is the length of the compressed body. So Content-Length
+        return  # under ASGI, Django gets only complete forms
+    # Perhaps a middleware has decompressed the body. Then Content-Length is the length of the compressed body, so it
     # cannot be compared with the number of received bytes.
     if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
@@ -210,15 +213,16 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """If the body is JSON or a form, return the data that the framework's parser has made. So no body is parsed twice.
+    """If the body is JSON or a form, return the data of the framework's parser. So the package does not parse the body
+    a second time.
 
-    For other content types, the parsed data is not used, because a parser can return objects of any kind and size. For
-    example, a YAML parser can make millions of values from a few bytes.
+    For other content types, the package does not use the parsed data, because a parser can return objects of any kind
+    and size. For example, a YAML parser can make millions of values from a few bytes.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # some parsers return no data, and the view reads the body
+        raise Unparsable  # some parsers return no data, so the view reads the body itself
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -227,8 +231,8 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # A large body is not parsed here, because parsing would take seconds and hundreds of megabytes. Some views
-        # never parse the body.
+        # A large body is not parsed here, because the parser would need seconds of time and hundreds of megabytes of
+        # memory.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
@@ -244,9 +248,9 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """For a number with a fraction, a `Number` has the text that the client has sent.
+    """This class keeps a number with a fraction as the text that the client has sent.
 
-    If numbers with a fraction were converted to floats, two different numbers could become equal.
+    If Python converted such texts to floats, two different numbers could become equal.
     """
 
     __slots__ = ()
@@ -259,7 +263,8 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     pairs.sort(key=itemgetter(0))
     value = dict(pairs)
     if len(value) != len(pairs):
-        # If an object contains one name twice, some parsers use the first value, and other parsers use the last value.
+        # If a JSON object has the same name twice, some parsers use the first value of this name, and other parsers use
+        # the last value.
         raise Unparsable
     return value
 
@@ -268,8 +273,8 @@ _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
-    """Convert a value from a framework's parser into plain data. If two values are different, their plain data are also
-    different.
+    """Convert a value from a framework's parser into plain data such as dicts and lists. Two different values are
+    always converted into different plain data.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
@@ -285,7 +290,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict. For each name of a field or a file, the dict has a list of all values with this name."""
+    """Return a dict with a list of values for each name, because a form can have several values with the same name."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -298,7 +303,7 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _tagged(value: Any) -> Any:
-    """Convert a value that is not JSON, such as a file. See Note [One form for equal values]."""
+    """Convert a `Decimal` or an uploaded file into a tuple. See Note [One form for equal values]."""
     if isinstance(value, Decimal):
         return "decimal", str(value)
     if not isinstance(value, UploadedFile):
@@ -314,10 +319,10 @@ def _tagged(value: Any) -> Any:
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Return a copy of a JSON object that has only the fields in `names`. If `value` is a list, copy each JSON object
-    of the list.
+    """Copy the chosen fields of a JSON object. If `value` is a list, copy the chosen fields of each JSON object in the
+    list.
 
-    If a JSON object has no field that is in `names`, the copy has all fields of the object.
+    If a JSON object has none of the chosen fields, copy all fields of this object.
     """
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]

@@ -1,6 +1,6 @@
 """A store reads and writes the idempotency keys of one database alias.
 
-Each kind of database has a store class of its own. All store classes are subclasses of `Store`.
+Each kind of database has its own store class. All store classes are subclasses of `Store`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ UNTESTED = ("TiDB", "Vitess")
 
 
 def alias_of(options: Idempotency) -> str:
-    """Return the database alias to which keys are written.
+    """Return the alias of the database in which the package stores the keys.
 
-    If the option `using` is None, the database routers choose the alias.
+    If the option `using` is None, the project's database routers choose the alias.
     """
     return options.using or router.db_for_write(IdempotencyKey)
 
@@ -45,7 +45,8 @@ def alias_of(options: Idempotency) -> str:
 def alias_for(using: str | None) -> str:
     """Return the alias of the database that has the keys.
 
-    If `using` is None, return the alias to which the project writes keys by default.
+    The argument `using` is this alias or None. If the argument is None, the function finds the alias in which the
+    project stores keys by default.
     """
     return using or alias_of(resolve())
 
@@ -54,7 +55,7 @@ def alias_for(using: str | None) -> str:
 def store_for(alias: str) -> Store:
     """Return the store of a database alias.
 
-    The first call for an alias can query the database, for example in order to find the extension Citus.
+    The first call for an alias can send a query, for example to find out whether the database has the extension Citus.
 
     Raises `IdempotencyConfigurationError` if the alias is unknown, or if no store class supports the database.
     """
@@ -78,8 +79,9 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # Django calls TiDB and Vitess "MySQL", so this function looks for the names "TiDB" and "Vitess" in the version
-    # text. Django itself recognises MariaDB, so this function does not read MariaDB's version text.
+    # In Django, the databases TiDB and Vitess have the name "MySQL". So this function looks for the words "TiDB" and
+    # "Vitess" in the version text of the server. Django itself recognises MariaDB, so MariaDB's version text is not
+    # needed.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 
@@ -87,7 +89,7 @@ def _database(connection: Any) -> str:
 def _is_citus(connection: Any) -> bool:
     """Return whether the database has the extension Citus.
 
-    The query does not go through Django's cursor, so a project's `assertNumQueries` does not count the query.
+    The query uses the driver's own cursor, so `assertNumQueries` in a test of the project does not count this query.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, connection.connection.cursor() as cursor:

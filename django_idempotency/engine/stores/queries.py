@@ -1,8 +1,8 @@
 """This module has the SQL statements that find a key, claim a key, complete a claim, or release a claim.
 
-Each store builds its SQL statements only once. Each store has its own INSERT. The other statements differ only in the
-SQL for times. Rare actions, such as a takeover, use Django's ORM. All parameters of the statements have names. The
-functions `values_of` and `values_of_claim` return dicts of parameters.
+Each store builds its SQL statements only once. Each store has its own INSERT. In all statements except the INSERT, only
+the SQL for times depends on the kind of database. Rare actions, such as a takeover, use Django's ORM. All parameters of
+the statements have names. The functions `values_of` and `values_of_claim` return dicts of parameters.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite's times have milliseconds. `round` keeps only three digits after the point, because all other digits are
-    # errors of the float.
+    # A time in SQLite has milliseconds. So the SQL function `round` keeps only three digits after the point. More
+    # digits would be wrong, because a float is not exact.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
@@ -47,7 +47,7 @@ BYTES, TRUTHS = ("fingerprint", "body"), ("expired", "lapsed", "unleased")
 class Queries:
     """This class builds the SQL that claims a key, completes a claim or releases a claim.
 
-    The dict `k` has the quoted name of each column of the key table.
+    The attribute `k` is a dict with the quoted name of each column of the key table.
     """
 
     def __init__(self, alias: str) -> None:
@@ -63,13 +63,15 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL that adds seconds to the database's time. `seconds` is the name of the SQL parameter."""
+        """Return SQL that adds a number of seconds to the database's time. The argument `seconds` is the name of the
+        SQL parameter that contains the number.
+        """
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
     def new_row(self) -> dict[str, str]:
-        """Return a dict for a new row. Each item has the quoted name of a column, and the SQL for the value of the
-        column.
+        """Return a dict for the INSERT of a new row. Each item has the quoted name of a column, and the SQL for the
+        value of the column.
         """
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
@@ -86,15 +88,15 @@ class Queries:
     def insert(self, **instead: str) -> str:
         """Return an INSERT … VALUES statement for a new row.
 
-        Each keyword argument in `instead` has the same name as a column. The argument contains SQL, which the INSERT
-        uses for this column instead of the usual SQL.
+        A keyword argument replaces the usual SQL of one column. The name of the argument is the name of the column, and
+        the value of the argument is the new SQL.
         """
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     def stored_key(self, expired: str) -> dict[str, str]:
-        """Return a dict with the SQL for each column in `COLUMNS`. `expired` is SQL that tells whether the row has
-        expired.
+        """Return a dict with the SQL for each column in `COLUMNS`. The argument `expired` is an SQL condition that is
+        true if the row has expired.
         """
         judged = {
             "expired": expired,
@@ -106,7 +108,7 @@ class Queries:
 
     @cached_property
     def look(self) -> str:
-        """Return a query that reads the row of an identity. The query does not lock the row."""
+        """Return a query that finds the row of a key by its hashes. The query does not lock the row."""
         return f"SELECT {', '.join(self.stored_key(self.expired).values())} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
@@ -118,7 +120,7 @@ class Queries:
     def fence(self) -> str:
         """Return an SQL condition that is true if the claimed row still belongs to this attempt. See Note [Fencing].
 
-        The condition also compares the hashes, because the row with this id can belong to a different tenant.
+        The condition also compares the hashes of the key, because another tenant can have a row with the same id.
         """
         k = self.k
         return (
@@ -148,21 +150,21 @@ class Queries:
 
     @cached_property
     def complete_and_keep(self) -> str:
-        """Return an UPDATE that completes the claim, like `complete`. The UPDATE also sets the time at which the stored
-        response expires.
+        """Return an UPDATE that completes the claim, and that also sets the time at which the stored response expires.
 
-        One UPDATE for both cases would need a time function inside COALESCE, and Citus does not allow this.
+        One common UPDATE for `complete` and `complete_and_keep` would need a time function inside COALESCE. Citus does
+        not allow a time function inside COALESCE.
         """
         return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
 
     @cached_property
     def release(self) -> str:
-        """Return a DELETE that deletes the row of this request's claim."""
+        """Return a DELETE for the row that this request has claimed."""
         return f"DELETE FROM {self.table} WHERE {self.fence}"
 
 
 def as_stored_key(values: Any) -> StoredKey:
-    """Return a `StoredKey` from a row that was read with the SQL of `Queries.stored_key`."""
+    """Convert a row into a `StoredKey`. The row was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
         # To compare the row with the request, the package needs texts of the type `str`.
@@ -172,8 +174,8 @@ def as_stored_key(values: Any) -> StoredKey:
         )
     for name in BYTES:
         if (value := row[name]) is not None:
-            # A driver returns this value as bytes or as a memoryview. In JSON, this value is a text of hexadecimal
-            # digits.
+            # A database driver returns this value as bytes or as a memoryview. If the row was read as JSON, this value
+            # is a text of hexadecimal digits.
             row[name] = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
     for name in TRUTHS:
         row[name] = bool(row[name])
@@ -201,7 +203,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the SQL parameters for the condition `fence`, which finds the claimed row."""
+    """Return the SQL parameters of the condition `Queries.fence`. This condition finds the claimed row."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,
@@ -212,8 +214,8 @@ def values_of_claim(claimed: Claimed) -> Values:
 
 @cache
 def _worker(pid: int) -> str:
-    """Return the name of the worker: the name of the host, and the process id.
+    """Return the name of this worker, which contains the host name and the process id.
 
-    The process id is an argument of this cached function, because a fork changes the process id.
+    The function is cached, and a fork changes the process id. So the process id is an argument of the function.
     """
     return f"{gethostname()[:80]}:{pid}"

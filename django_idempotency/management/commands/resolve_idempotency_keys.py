@@ -97,10 +97,12 @@ class Command(IdempotencyCommand):
             raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """If `--apply` is given, carry out the decision about the keys. If `--apply` is missing, only print the plan.
+        """With the option `--apply`, make the decision about the keys. Without `--apply`, only print what the command
+        would do.
 
-        If `answer` is None, release the keys for the next retry. If `answer` is a response, close the keys with this
-        response. Return the number of resolved keys. Without `--apply`, return the number of keys in the plan.
+        If `answer` is None, the decision releases the keys for the next retry. If `answer` is a response, the decision
+        closes the keys with this response. Return the number of resolved keys. Without `--apply`, return the number of
+        keys that the command would resolve.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -120,9 +122,9 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """Return a `Facts` object for each key that the command's options select.
+    """Find the keys that match the options of the command, and return a `Facts` object for each key.
 
-    If an option is an empty list, the function returns no keys.
+    If an option has an empty list, no key matches this option.
     """
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
@@ -139,14 +141,15 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    # The command lists keys in doubt first, because the customer of such a key has possibly already paid.
+    # The command lists the keys in doubt before all other keys. The customer of a key in doubt has perhaps already
+    # paid.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Return the reason why this decision cannot be made about this key.
+    """Return a text that says why the decision is not possible for this key.
 
-    If the decision is possible, or if the command only lists keys, return an empty text.
+    If the decision is possible, return an empty text. If the command only lists keys, also return an empty text.
     """
     if action and not key.idle:
         return "it is completed, or a worker holds it"
@@ -159,7 +162,7 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    # A client's text can contain line breaks. With a line break, the text could look like a line about another key.
+    # The text of a client can contain a line break. Then a part of the text could look like the line of another key.
     return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
@@ -176,11 +179,12 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _action(options: dict[str, Any]) -> str:
-    """Return the name that the trail of decisions stores for this decision.
+    """Return the name of the decision, "release" or "answer".
 
-    Return an empty text if the command only lists keys.
+    If the command only lists keys, return an empty text.
 
-    With `--apply`, the command needs a decision, `--by` and `--reason`. Otherwise, this function raises `CommandError`.
+    With `--apply`, the command needs a decision, `--by` and `--reason`. If one of these options is missing, this
+    function raises `CommandError`.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action:
@@ -191,10 +195,10 @@ def _action(options: dict[str, Any]) -> str:
 
 
 def _answer(status: int, body: str) -> Snapshot:
-    """Return the response with which the command closes a key.
+    """Return the response that the option `--close` stores in the keys.
 
-    Raises `CommandError` if the status is not from 200 to 499. Raises `ValueError` if the body begins like JSON but is
-    not valid JSON.
+    Raises `CommandError` if the status is less than 200 or more than 499. Raises `ValueError` if the body begins like
+    JSON but is not valid JSON.
     """
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
