@@ -38,8 +38,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks. The checks that query a database run only if Django passes `databases`. Django passes `databases`
-    to the checks for the command `check --database`, and before the command `migrate`.
+    """Run all checks. If the argument `databases` is empty, this function sends no query to a database. The commands
+    `check --database` and `migrate` pass the argument `databases`.
     """
     try:
         get_settings()
@@ -50,10 +50,10 @@ def check_project(
 
 def check_settings() -> Iterator[CheckMessage]:
     """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
-    on which the project stores keys must exist. The database routers must allow the key table on this alias.
+    that stores keys must exist. The database routers must allow the key table on each alias that stores keys.
 
     Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
-    can have the same primary key. Two tenants can also share one key table and the locks for its keys.
+    can have the same primary key. Two tenants can also use the same key table and the same locks.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -78,8 +78,8 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check each protected route. Authentication must run before the protection. The options of a route must not
-    contradict each other.
+    """Check each protected route. On each route, authentication must run before the protection. The options of a route
+    must not contradict each other.
     """
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
@@ -96,7 +96,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Yield a message for each attribute of a view class that has no effect, because its name is wrong."""
+    """Yield a message for each wrong name in the options of a view class. An option with a wrong name has no effect."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
