@@ -1,14 +1,13 @@
 """Before the first request, these system checks report mistakes in the settings, the views and the databases.
 
-The id of a check has the same meaning in all later versions. These are the ids: E001 the IDEMPOTENCY setting, E002
-unknown alias, E003 the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off,
-E006 a decorator above authentication, E007 options that contradict each other, E008 202 without the status page, E009
-tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a
-schema for each tenant and no SCOPE, E014 tables of keys that Citus does not commit together with the business write,
-W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
-times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
-transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation treats two
-different texts as equal.
+The id of a check never changes its meaning. These are the ids: E001 the IDEMPOTENCY setting, E002 unknown alias, E003
+the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above
+authentication, E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that
+MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a schema for each tenant
+and no SCOPE, E014 tables of keys that Citus does not commit together with the business write, W001 SQLite without
+IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
+take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
+or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def check_project(
 
 def check_settings() -> Iterator[CheckMessage]:
     """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
-    that stores keys must exist. The database routers must allow the key table on each alias that stores keys.
+    on which the project stores keys must exist. The database routers must allow the key table on each alias with keys.
 
     Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
     can have the same primary key. Two tenants can also use the same key table and the same locks.

@@ -83,8 +83,8 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a `ViewCall` with the request of the view.
 
-    The request is the first or the second positional argument of the view, or the keyword argument `request`. The
-    request can be Django's own request, or a request of the REST framework or of Django Ninja.
+    The request is one of the first two positional arguments of the view, or the keyword argument `request`. The request
+    can belong to Django itself, to the REST framework or to Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -101,7 +101,7 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return the protected form of a view. For each request, the protected form makes a `ViewCall`.
+    """Return a function that protects a view. For each request, this function makes a `ViewCall`.
 
     The docstring of `in_thread` tells how an `async def` view runs.
 
@@ -136,14 +136,13 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Decorate a function that must do its work only once for each key. For example, the function is a task or an event
-    handler.
+    """Decorate a function that must do its work only once for each key.
 
-    The decorated function can be `def` or `async def`. Every call with the same key returns the result of the first
-    run. If the option `lease` is set, the decorated function gets an `Operation` as the keyword argument `operation`.
-    If the option `lease` is not set, only a function with a required parameter `operation` gets an `Operation`. A
-    caller of the decorated function must not pass the argument `operation`. The docstring of `run_once` describes the
-    transaction in which the function runs.
+    For example, the function is a task or an event handler. The decorated function can be `def` or `async def`. Every
+    call with the same key returns the result of the first run. If the option `lease` is set, the decorated function
+    gets an `Operation` as the keyword argument `operation`. If the option `lease` is not set, only a function with a
+    required parameter `operation` gets an `Operation`. A caller of the decorated function must not pass the argument
+    `operation`. The docstring of `run_once` describes the transaction in which the function runs.
 
     Args:
         scope: a string, or a callable that gets the function's arguments.

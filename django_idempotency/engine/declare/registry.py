@@ -85,10 +85,10 @@ def frameworks() -> list[Any]:
 
     * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
       None if `request` does not belong to the module's framework.
-    * `declared(callback)` returns a tuple for each unsafe HTTP method of a URL's callback. The tuple has three values: the
-      HTTP method, the name of the view, and the view's `Declaration`. If the view is not protected, the tuple has None
-      instead of a `Declaration`. The function `declared` returns None if the callback belongs to a view class, or if
-      the callback does not belong to the module's framework.
+    * `declared(callback)` returns a tuple for each unsafe HTTP method of a URL's callback. The tuple has three values:
+      the HTTP method, the name of the view, and the view's `Declaration`. If the view is not protected, the tuple has
+      None instead of a `Declaration`. The function `declared` returns None for a view class, and for a callback of
+      another framework.
     * `response(returned, declaration)` converts the return value of `reconcile` into a response. If `reconcile` was
       called without a request, the package calls the function `response`. The function `response` returns None if the
       value does not belong to the module's framework.
@@ -137,7 +137,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
     If decorators wrap a function, the declaration can be an attribute of the function or of one of its wrappers.
     """
     *levels, innermost = unwrapped(callable_)
-    # A view can also be an object. The decorator is then on the method `__call__` of the object's class. Rule B004 of
+    # A view can also be an object. Then the decorator is on the method `__call__` of the object's class. Rule B004 of
     # ruff recommends `callable()`, but the next line needs the method `__call__` itself.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
@@ -150,7 +150,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
     """Return the layers of options. If the name of the handler is in `VERBS`, return one more layer. The additional
-    layer protects only the HTTP method with this name.
+    layer protects only requests with the HTTP method of the handler.
 
     For example, a decorator on a handler with the name `put` protects PUT requests.
     """
