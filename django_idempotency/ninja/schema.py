@@ -5,8 +5,9 @@ answers of protected operations to the schema. For example:
 
     api = NinjaAPI()
 
-If your project has an API class of its own, write a new class with two base classes: first this `NinjaAPI`, and then
-your own API class. If your project itself declares a header or a status, the schema keeps your declaration.
+If your project has an API class of its own, write a new class with two base classes. The first base class is this
+`NinjaAPI`, and the second base class is your own API class. If your project itself declares a header or a status, the
+schema keeps your declaration.
 
 This module replaces `NinjaAPI.get_openapi_schema`, the only public method of Django Ninja that can change the schema.
 The value `openapi_extra` of an operation cannot be used. Django Ninja makes this value before the options of the router

@@ -129,9 +129,8 @@ def may_send(connection: Any, status: int) -> bool:
 
     Before BEGIN, the caller passes the status IDLE. For IDLE, the function returns True only if psycopg would send a
     BEGIN without options, and Django would commit the transaction. Before COMMIT, the caller passes the status
-    IN_TRANSACTION. For IN_TRANSACTION, the function returns True only if Django would send COMMIT, and no other
-    statement, at the end of the current `atomic()` block. The function does not check whether the connection needs a
-    rollback.
+    IN_TRANSACTION. For IN_TRANSACTION, the function returns True only if the current `atomic()` block would end with
+    COMMIT, and with no other statement. The function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
