@@ -256,10 +256,10 @@ class CitusStore(PostgreSQLStore):
     """This store works on PostgreSQL with the Citus extension. Citus has several nodes, and each tenant has a schema on
     one node.
 
-    The row of a key is on the same node as the tenant's other rows. So Citus commits all rows of this tenant together
-    in one phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this class is a
-    "router query", which Citus sends unchanged to the node of the schema. This class uses no INSERT … SELECT, because
-    Citus can run an INSERT … SELECT on a different node.
+    The row of a key is on the same node as the tenant's other rows. So Citus commits the row of the key and the other
+    rows together in one phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this
+    class is a "router query", which Citus sends unchanged to the node of the schema. This class uses no INSERT …
+    SELECT, because Citus can run an INSERT … SELECT on a different node.
     """
 
     def check(self) -> Iterable[CheckMessage]:
