@@ -1,14 +1,13 @@
 """Before the first request, these system checks report mistakes in the settings, the views and the databases.
 
-The id of a check has the same meaning in all later versions. These are the ids: E001 the IDEMPOTENCY setting, E002
-unknown alias, E003 the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off,
-E006 a decorator above authentication, E007 options that contradict each other, E008 202 without the status page, E009
-tables of keys that MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a
-schema for each tenant and no SCOPE, E014 tables of keys that Citus does not commit together with the business write,
-W001 SQLite without IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose
-times Django does not take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without
-transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose collation treats two
-different texts as equal.
+The id of a check never changes its meaning. These are the ids: E001 the IDEMPOTENCY setting, E002 unknown alias, E003
+the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above
+authentication, E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that
+MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a schema for each tenant
+and no SCOPE, E014 tables of keys that Citus does not commit together with the business write, W001 SQLite without
+IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
+take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
+or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 def check_project(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks. The checks that query a database run only if Django passes `databases`. Django passes `databases`
-    to the checks for the command `check --database`, and before the command `migrate`.
+    """Run all checks. If the argument `databases` is empty, this function sends no query to a database. The commands
+    `check --database` and `migrate` pass the argument `databases`.
     """
     try:
         get_settings()
@@ -50,10 +49,10 @@ def check_project(
 
 def check_settings() -> Iterator[CheckMessage]:
     """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
-    on which the project stores keys must exist. The database routers must allow the key table on this alias.
+    on which the project stores keys must exist. The database routers must allow the key table on each alias with keys.
 
     Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
-    can have the same primary key. Two tenants can also share one key table and the locks for its keys.
+    can have the same primary key. Two tenants can also use the same key table and the same locks.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -78,8 +77,8 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check each protected route. Authentication must run before the protection. The options of a route must not
-    contradict each other.
+    """Check each protected route. On each route, authentication must run before the protection. The options of a route
+    must not contradict each other.
     """
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
@@ -96,7 +95,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Yield a message for each attribute of a view class that has no effect, because its name is wrong."""
+    """Yield a message for each wrong name in the options of a view class. An option with a wrong name has no effect."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return

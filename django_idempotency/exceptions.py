@@ -41,7 +41,7 @@ class IdempotencyError(Exception):
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
-    """A decorator, mixin, option or setting is used wrongly, or a migration is missing.
+    """A decorator, a mixin, an option or a setting is wrong, or a migration is missing.
 
     This error is raised at import if possible. Otherwise the first request gets this error before the view runs.
     """
@@ -55,9 +55,9 @@ class ClaimLost(IdempotencyError):
 
 
 class LeaseLost(ClaimLost):
-    """This worker's lease had ended. Then another worker took the key over, or a person decided about the key.
+    """This worker's lease has ended. Then another worker took the key over, or a person decided about the key.
 
-    The step has committed nothing. Let `LeaseLost` propagate, so that the client learns the key's present state.
+    The step has committed nothing. Do not catch `LeaseLost`, because the package must answer the client.
     """
 
 
@@ -68,28 +68,31 @@ class NotDecryptable(IdempotencyError):
 
 
 class NotResolvable(IdempotencyError):
-    """No decision is possible: a worker has the key, the key is completed, or a person has decided first."""
+    """A decision about this key is not possible. For example, a worker has the key, or another person has already
+    decided.
+    """
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A step returned more than 1 MiB, or a value that is neither JSON nor a saved model instance.
+    """A result must be JSON or a saved model instance. The result of a step can have at most 1 MiB.
 
-    After `ResultNotStorable`, a `call` step is done, but its value is lost. A `write` step is rolled back.
+    If the result of a `call` step cannot be stored, the call is done, but its result is lost. A `write` step is rolled
+    back if its result cannot be stored.
     """
 
 
 class TransactionBroken(IdempotencyError):
     """The view caught a database error, such as a deadlock, without an `atomic()` block around the statement.
 
-    All writes of the view are lost, so a success response would be wrong. The key is free for a retry.
+    All writes of the view are lost, so a success response would be wrong. A retry can claim the key again.
 
-    Some statements, such as SQLite's `executescript`, end the transaction. Then the view's later writes are committed,
-    and a person must decide about the key. In leased mode, only `write` steps raise `TransactionBroken`.
+    If a statement such as SQLite's `executescript` ends the transaction, each write after this statement is committed
+    immediately. Then a person must decide about the key. In leased mode, only `write` steps raise `TransactionBroken`.
     """
 
 
 class NotRun(IdempotencyError):
-    """The work of `run_once` or `once` did not run, and there is no stored result to return. Nothing was changed."""
+    """The package did not run the work, and has no stored result to return. Nothing was changed."""
 
 
 class OperationInProgress(NotRun):
@@ -102,13 +105,12 @@ class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
     With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised if
-    the work failed after the end of its own transaction. A person or `reconcile` must decide about the key. Try again
-    later.
+    the work has ended its own transaction and has then failed. A person or `reconcile` must decide about the key.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The sender has used one key for two different payloads. Every retry with the second payload will fail, too."""
+    """The sender has used one key for two different payloads. A retry with the second payload cannot succeed."""
 
 
 class StoreBusy(NotRun):

@@ -1,5 +1,5 @@
-"""This module has the two tables. In the key table, each row belongs to one key, one caller and one operation. The step
-table has one row for each step of a leased operation.
+"""This module has the models of the two tables. In the key table, each row belongs to one key, one caller and one
+operation. The step table has one row for each step of a leased operation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class IdempotencyKey(models.Model):
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
     # Almost every change of the row sets `updated_at`, for example a claim, a renewed lease or a person's decision. If
-    # `updated_at` has changed since a person read the key, the decision of this person is refused.
+    # `updated_at` has changed after a person read the key, the decision of this person is refused.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -82,10 +82,10 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             # The index on `scope` is used when all data of one caller are deleted.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
-            # In atomic mode, the completion of a key changes no index on PostgreSQL. But after a call of `refer_to`,
-            # the completion changes the index on `resource_id`.
+            # In atomic mode, the completion of a key changes no index on PostgreSQL. But if the view has called
+            # `refer_to`, the completion changes the index on `resource_id`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
-            IndexWhereSet(  # each failed key has a text in `last_error`
+            IndexWhereSet(  # Each failed key has a text in `last_error`.
                 fields=["created_at"],
                 name="idempotency_failed_idx",
                 set_column="last_error",
@@ -107,8 +107,8 @@ class IdempotencyKey(models.Model):
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read the row again, and use the same database as for the first read. Without this method, a database router
-        could choose a replica.
+        """Read the row again from the same database alias. Without this method, a database router could choose a
+        replica.
 
         Django also calls this method to read a deferred field.
         """
@@ -125,9 +125,9 @@ class IdempotencyKey(models.Model):
 class IdempotencyStep(models.Model):
     """Each row of this table is a step of a leased operation: an external call, an external read or a local write.
 
-    The start of an external call is committed before the call, and the result of the call is committed after the call.
-    If `finished_at` of a call is NULL, the call is running or in doubt. A local write and its result are committed
-    together.
+    Before an external call, the package commits the start of the call. After the call, the package commits the result
+    of the call. If `finished_at` of a call is NULL, the call is running or in doubt. A local write and its result are
+    committed together.
     """
 
     class Kind(models.TextChoices):
@@ -156,7 +156,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()  # steps need no permissions, because only the page of a key shows steps
+        default_permissions = ()  # Steps need no permissions, because only the page of a key shows steps.
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
         indexes = [
             IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),

@@ -1,6 +1,6 @@
 """This module has the mixin `IdempotencyMixin` for class-based views of plain Django.
 
-The module `django_idempotency.rest_framework` has the same `IdempotencyMixin`.
+You can also import the same class from `django_idempotency.rest_framework`.
 """
 
 from .engine.declare.class_options import IdempotencyMixin

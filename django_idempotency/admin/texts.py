@@ -36,13 +36,13 @@ def badge(state: str) -> SafeString:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a text that contains a time in the local time zone, and the same time in UTC.
+    """Return a time as a text. The text shows the time in the local time zone, and then in UTC.
 
     The time in UTC is useful because the logs of other services often have times in UTC.
     """
     if value is None:
         return "-"
-    if is_naive(value):  # a time has no zone if USE_TZ is False, see the system check W004
+    if is_naive(value):  # If USE_TZ is False, a time has no zone. See the system check W004.
         return f"{value:{FORMAT}}"
     local = f"{localtime(value):{FORMAT} %Z}"
     return local if local.endswith(" UTC") else f"{local} ({value.astimezone(UTC):{FORMAT}} UTC)"
@@ -75,7 +75,7 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
         return str(ENCRYPTED)
     try:
         return unseal(row, column, stored, *step) or ""
-    except NotDecryptable as error:  # the page shows the text of this error instead
+    except NotDecryptable as error:  # The page shows why the text cannot be decrypted.
         return str(error)
 
 
@@ -105,8 +105,8 @@ def readable_body(body: bytes) -> str:
 def cut(text: bytes) -> str:
     """Return the beginning of a text.
 
-    The function does not indent JSON, because the function would have to parse the JSON first. Parsing could change a
-    number. If a JSON object has the same name twice, parsing would remove one value.
+    The function does not indent JSON, because it would have to parse the JSON first. A JSON parser can change a number.
+    If a JSON object has the same name twice, a JSON parser keeps only one of the two values.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)

@@ -29,7 +29,7 @@ def answer_of(status: int, content_type: str, body: str) -> Snapshot:
 
     Raises `ValueError` if the content type is JSON but the body is not valid JSON.
     """
-    if body and content_type.endswith("json"):  # an empty body is allowed, for example for a 204
+    if body and content_type.endswith("json"):  # The body can be empty, for example for the status 204.
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)
     return Snapshot(status_code=status, headers=headers, body=body.encode())
@@ -92,8 +92,8 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # Without `using`, this check reads the row from the database alias for writes, and not from a replica. A retry
-        # will read the row from the same alias.
+        # If the entered value names no database alias, this check reads the row from the alias for writes. A retry will
+        # also read the row from this alias, and not from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

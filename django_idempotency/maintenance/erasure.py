@@ -1,15 +1,16 @@
 """This module deletes what is stored about a caller.
 
-Use `forget` if one key must run again. Use `forget_scope` if a person wants you to erase their personal data.
+Use the function `forget` to delete one key, so that the next request with this key runs. Use the function
+`forget_scope` if a person wants you to erase their personal data.
 
 # Note [What is never forgotten]
-`forget` and `forget_scope` keep a key in progress, because perhaps a worker is still processing the key. Both functions
-also keep a failed key if the key has a finished call or a step in doubt. Without this failed key, the next retry would
-make the call a second time. Both functions also keep a key in progress without a lease. The work of such a key has
-ended its own transaction, and was then interrupted. `Forgotten.kept` counts all keys that were kept. With
-`include_unsettled=True`, both functions keep only keys with a live lease, and keys whose row is locked at this moment.
-`include_unsettled=True` also deletes keys that are stuck, in doubt or half done. After the deletion, the database does
-not say any more what was done for these keys.
+`forget` and `forget_scope` do not delete a key that is in progress, because perhaps a worker is processing the key. A
+failed key is also not deleted if the key has a finished call or a step in doubt. If the package deleted this failed
+key, the next retry would make the call a second time. A key that is in progress without a lease is also not deleted.
+The work of such a key has ended its own transaction, and was then interrupted. `Forgotten.kept` counts all keys that
+were kept. If `include_unsettled` is True, both functions also delete keys that are stuck, in doubt or half done. Then
+only two kinds of keys are kept: keys with a live lease, and keys whose row is locked. After the deletion, the database
+has no information about the calls of a deleted key.
 
 In atomic mode, a key is committed at the end of the request. So `forget` cannot find the key while the request is
 running.
@@ -44,7 +45,7 @@ SETTLED = (FAILED_STATE.name, COMPLETED.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """A `Forgotten` says how many keys were deleted, and how many keys had to be kept.
+    """A `Forgotten` object has the number of deleted keys, and the number of kept keys.
 
     Note [What is never forgotten] says which keys are kept.
 
@@ -66,7 +67,7 @@ def forget(
     include_unsettled: bool = False,
     dry_run: bool = False,
 ) -> Forgotten:
-    """Delete what is stored under one key of one caller. The next request with that key runs again.
+    """Delete what is stored under one key of one caller. The next request with that key runs as a new request.
 
     The query uses the unique index. The function runs in one transaction. If an outer `atomic()` block is open, the
     function runs in a savepoint.
@@ -98,9 +99,10 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    The query uses the index of scopes, and locks only rows of this scope. A request that runs now can store its key
-    after `forget_scope`. So first take away the caller's access, and then call `forget_scope`. Each batch of keys is
-    deleted in one transaction. If an outer `atomic()` block is open, each batch is deleted in a savepoint.
+    The query uses the index of scopes, and locks only rows of this scope. If a request of the caller is running, this
+    request can store its key after the deletion. So first take away the caller's access, and then call `forget_scope`.
+    Each batch of keys is deleted in one transaction. If an outer `atomic()` block is open, each batch is deleted in a
+    savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -122,7 +124,7 @@ def forget_scope(
 def of_scope(scope: str) -> Q:
     """Return a Q object for the keys of a scope.
 
-    The scope is a text that the endpoint's `scope=` returns, or the text that the admin shows.
+    The argument `scope` is the text that the endpoint's own scope function returns, or the text that the admin shows.
 
     If the scope is a user, the Q object also finds the keys of OAuth clients that act for this user.
     """
@@ -146,9 +148,9 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
 def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
     keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
     with transaction.atomic(using=alias):
-        # The rows are locked before this function decides which keys to delete. The query skips a row that is locked
-        # already, because perhaps a retry of a failed key is starting right now. On MariaDB, a SELECT without a lock
-        # sometimes returns old versions of rows, but a SELECT with a lock returns the committed rows.
+        # The rows are locked before this function decides which keys to delete. The query skips a locked row, because
+        # perhaps a retry has locked this row to start a new attempt. On MariaDB, a SELECT without a lock sometimes
+        # returns old versions of rows, but a SELECT with a lock returns the committed rows.
         rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
         steps = IdempotencyStep.objects.using(alias).defer("result", "error")
         prefetch_related_objects(rows, Prefetch("steps", locked(steps)))

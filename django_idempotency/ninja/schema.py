@@ -5,12 +5,13 @@ answers of protected operations to the schema. For example:
 
     api = NinjaAPI()
 
-If your project has an API class of its own, write a new class with two base classes: first this `NinjaAPI`, and then
-your own API class. If your project itself declares a header or a status, the schema keeps your declaration.
+If your project has an API class of its own, write a new class with two base classes. The first base class is this
+`NinjaAPI`, and the second base class is your own API class. If your project itself declares a header or a status, the
+schema keeps your declaration.
 
 This module replaces `NinjaAPI.get_openapi_schema`, the only public method of Django Ninja that can change the schema.
-The value `openapi_extra` of an operation cannot be used, because Django Ninja makes this value too early. At that time,
-the options of the router and of the API are not known.
+The value `openapi_extra` of an operation cannot be used. Django Ninja makes this value before the options of the router
+and of the API are known.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class _Schema(OpenAPISchema):
             for method in operation.methods:
                 options = None if shown is None else shown.options_for(method)
                 if options is not None:
-                    # The description must be copied, because Django Ninja uses one description for all methods of an
-                    # operation.
+                    # Django Ninja uses one description for all methods of an operation. So the description must be
+                    # copied for each method.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]
-                    bad_input = {400: own, 422: own}  # Django Ninja itself answers bad input with 400 or 422
+                    bad_input = {400: own, 422: own}  # Django Ninja itself answers bad input with 400 or 422.
                     specification.describe(
                         details, options, required=options.required, status_type=int, undeclared=bad_input
                     )

@@ -1,3 +1,3 @@
-"""When Python imports a module of the project, the package `declare` protects the views of that module. If a view
-cannot be protected, the package raises an error.
+"""This package has the decorators and the mixin that protect views. A view is protected when Python imports the module
+of the view. If the package cannot protect a view, it raises `IdempotencyConfigurationError`.
 """

@@ -41,9 +41,9 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     The decorator opens the transaction in which the view runs. Inside an outer `atomic()` block, the view runs in a
     savepoint instead.
 
-    The decorator protects a function view, a handler method, an `@action` method, or a function under `@api_view`.
-    Write the decorator without arguments, with keyword options, or with an `Idempotency` object. The decorator also
-    works with Django's `method_decorator`. Write `idempotent` below each decorator that checks the caller, such as
+    The decorator protects a function view, a handler method, an `@action` method, or an `@api_view` function. Write the
+    decorator without arguments, with keyword options, or with an `Idempotency` object. The decorator also works with
+    Django's `method_decorator`. Write `idempotent` below each decorator that checks the caller, such as
     `login_required`.
 
     Raises:
@@ -53,8 +53,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    # `method_decorator` decorates the view again on each request. But this line runs only at import, so the options are
-    # registered only once.
+    # `method_decorator` decorates the view again on each request. But the next line runs only at import, so the options
+    # are registered only once.
     register(Declaration((layer,)))
     return partial(_protect, (layer,))
 
@@ -83,8 +83,8 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a `ViewCall` with the request of the view.
 
-    The request is the first or the second positional argument of the view, or the keyword argument `request`. The
-    request can be Django's own request, or a request of the REST framework or of Django Ninja.
+    The request is one of the first two positional arguments of the view, or the keyword argument `request`. The request
+    can belong to Django itself, to the REST framework or to Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -101,7 +101,7 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return a function that runs `view` with protection. For each request, this function makes a `ViewCall`.
+    """Return a function that protects a view. For each request, this function makes a `ViewCall`.
 
     The docstring of `in_thread` tells how an `async def` view runs.
 
@@ -136,13 +136,13 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Decorate a task, an event handler, or another function that must do its work only once for each key.
+    """Decorate a function that must do its work only once for each key.
 
-    The decorated function can be `def` or `async def`. Every call with the same key returns the result of the first
-    run. With `lease`, the decorated function gets its `Operation` as the keyword argument `operation`. Without `lease`,
-    the decorated function gets `operation` only if the function has a required parameter `operation`. Code that calls
-    the decorated function must not pass `operation`. The docstring of `run_once` describes the transaction in which the
-    function runs.
+    For example, the function is a task or an event handler. The decorated function can be `def` or `async def`. Every
+    call with the same key returns the result of the first run. If the option `lease` is set, the decorated function
+    gets an `Operation` as the keyword argument `operation`. If the option `lease` is not set, only a function with a
+    required parameter `operation` gets an `Operation`. A caller of the decorated function must not pass the argument
+    `operation`. The docstring of `run_once` describes the transaction in which the function runs.
 
     Args:
         scope: a string, or a callable that gets the function's arguments.

@@ -1,5 +1,5 @@
-"""Each protected callable has a `Declaration` with its options. The list of endpoints, the system checks, the OpenAPI
-schemas and the recovery read these declarations.
+"""Each protected callable has a `Declaration` with its options. Four parts of the package read the declarations: the
+list of endpoints, the system checks, the OpenAPI schemas and the recovery.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def frameworks() -> list[Any]:
 
     * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
       None if `request` does not belong to the module's framework.
-    * `declared(callback)` returns a tuple for each HTTP method of a URL's callback. The tuple has the HTTP method, the
-      name of the view, and its `Declaration` or None. `declared` returns None if the callback is a class, or if the
-      callback does not belong to the module's framework.
-    * `response(returned, declaration)` converts the return value of `reconcile` into a response. The package uses
-      `response` if `reconcile` was called without a request. `response` returns None if the value does not belong to
-      the module's framework.
+    * `declared(callback)` returns a tuple for each unsafe HTTP method of a URL's callback. The tuple has three values:
+      the HTTP method, the name of the view, and the view's `Declaration`. If the view is not protected, the tuple has
+      None instead of a `Declaration`. The function `declared` returns None for a view class, and for a callback of
+      another framework.
+    * `response(returned, declaration)` converts the return value of `reconcile` into a response. If `reconcile` was
+      called without a request, the package calls the function `response`. The function `response` returns None if the
+      value does not belong to the module's framework.
     """
     return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
 
@@ -107,8 +108,8 @@ def register(declaration: Declaration) -> None:
 
     Only a declaration with both options `operation` and `reconcile` is stored.
     """
-    # This code runs while modules are imported, and cannot read the `IDEMPOTENCY` setting yet. So the dict `given` does
-    # not contain the options of this setting.
+    # This function runs while Python imports modules. At import, the package cannot read the `IDEMPOTENCY` setting, so
+    # the dict `given` does not contain the options of this setting.
     given: dict[str, Any] = {}
     for layer in reversed(declaration.layers):
         given |= layer.given()
@@ -136,20 +137,20 @@ def declaration_of(callable_: Any) -> Declaration | None:
     If decorators wrap a function, the declaration can be an attribute of the function or of one of its wrappers.
     """
     *levels, innermost = unwrapped(callable_)
-    # An object whose class has a protected method `__call__` is a view, too. Rule B004 of ruff recommends `callable()`,
-    # but the next line needs the method `__call__` itself.
+    # A view can also be an object. Then the decorator is on the method `__call__` of the object's class. Rule B004 of
+    # ruff recommends `callable()`, but the next line needs the method `__call__` itself.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # `method_decorator` applies the decorator only when the view is called. So after the import, the
-            # declaration does not have the HTTP method of the handler yet. The next line adds this HTTP method.
+            # `method_decorator` applies the decorator only when the view is called. So at import, the declaration does
+            # not get the HTTP method of the handler. The next line adds this HTTP method.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the tuple `layers`. If `name` is in `VERBS`, the returned tuple has one more layer. This layer protects
-    requests with the HTTP method `name`.
+    """Return the layers of options. If the name of the handler is in `VERBS`, return one more layer. The additional
+    layer protects only requests with the HTTP method of the handler.
 
     For example, a decorator on a handler with the name `put` protects PUT requests.
     """
@@ -162,7 +163,8 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
     """Return the options and the view that were passed to a decorator.
 
-    For `@idempotent(ttl=60)`, the view is None. Python passes the view later to the decorator that this call returns.
+    For `@idempotent(ttl=60)`, the view is None. The call `idempotent(ttl=60)` returns a decorator, and then Python
+    passes the view to this decorator.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.

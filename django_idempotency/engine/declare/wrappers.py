@@ -1,17 +1,17 @@
-"""This module finds the decorators of a callable, and lists the decorators that are allowed below the protection.
+"""This module finds the decorators of a callable. It also lists the decorators that are allowed below `idempotent`.
 
-The allowed decorators do not look at the caller of the view. The package finds every decorator that uses
+The allowed decorators do not check the caller of the view. The package finds every decorator that uses
 `functools.wraps`. The package cannot find a check of the caller in the view's own code.
 
 # Note [A wrapper is known by its code]
 `functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
-has made this wrapper. But `functools.wraps` does not replace the wrapper's code object (`__code__`) and its global
-variables. The qualified name of the wrapper's code object begins with the name of the decorator. So the package takes
-the decorator's name from the code object, and the module's name from the global variables. If decorators are made from
-middleware classes, all their wrappers have the same code object, because one function of Django makes these wrappers.
-If decorators are made from context managers, one function of Python makes all their wrappers. For a decorator from a
-middleware class, the package uses the name of this class as the decorator's name. For a decorator from a context
-manager, the package uses the class name of the context manager.
+has made this wrapper. But `functools.wraps` does not change the code object (`__code__`) of the wrapper. The wrapper
+also keeps its global variables. The qualified name of the wrapper's code object begins with the name of the decorator.
+So the package takes the decorator's name from the code object, and the module's name from the global variables. If
+Django makes several decorators from middleware classes, their wrappers have the same code object. If Python makes
+several decorators from context managers, their wrappers also have the same code object. So if a decorator was made from
+a middleware class, the package uses the name of this class as the decorator's name. If a decorator was made from a
+context manager, the package uses the class name of the context manager.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ HARMLESS = frozenset(
         "django.db.transaction.Atomic",
         "django.middleware.gzip.GZipMiddleware",
         "django.middleware.http.ConditionalGetMiddleware",
-        "django.views.generic.base.View.as_view",  # as_view() copies the attributes of a decorated `dispatch`
+        "django.views.generic.base.View.as_view",  # `as_view()` copies `__wrapped__` from the method `dispatch`.
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
         *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "exempt", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",
-        f"{VIEWS}.csp._make_csp_decorator",  # this function makes both CSP decorators of Django 6
+        f"{VIEWS}.csp._make_csp_decorator",  # Django 6 makes two CSP decorators with this function.
         *(f"{VIEWS}.csrf.{name}" for name in ("csrf_exempt", "_EnsureCsrfCookie")),
         *(f"{VIEWS}.debug.{name}" for name in ("sensitive_post_parameters", "sensitive_variables")),
         *(f"{VIEWS}.http.{name}" for name in ("condition", "require_http_methods")),
@@ -53,9 +53,9 @@ OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """Yield the callable and all callables that it wraps, from the outermost to the innermost.
+    """Yield the callable and all callables that it wraps. The outermost callable comes first.
 
-    The function follows only `functools.wraps` and `partial`.
+    The function finds a wrapped callable only if the wrapper was made with `functools.wraps` or `partial`.
     """
     seen = set()
     while function is not None and id(function) not in seen:
@@ -87,9 +87,9 @@ def method_name(view: Any) -> str:
 
 
 def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
-    """Return the dotted name of the first decorator of this function that is not on the list of allowed decorators.
+    """Look at the decorators of a function, and return the dotted name of the first decorator that is not allowed.
 
-    If all decorators are allowed, the function returns None.
+    If all decorators of the function are allowed, return None.
 
     Args:
         below: if True, only decorators below this package's own innermost decorator are looked at.
@@ -103,9 +103,10 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """Yield the callable `level` if this callable is a wrapper that a decorator has made.
+    """If a decorator has made the callable `level`, yield this callable.
 
-    If one call of `method_decorator` has made several wrappers, the function yields all of them, the outermost first.
+    If `method_decorator` has made the callable from several decorators, yield the wrappers of all these decorators. The
+    outermost wrapper comes first.
     """
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
@@ -113,12 +114,13 @@ def _wrappers(level: Any) -> Iterator[Any]:
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        *made, _ = unwrapped(decorator(_dummy))  # Django's `method_decorator` also decorates an empty function
+        # This code may decorate an empty function, because Django's `method_decorator` does the same.
+        *made, _ = unwrapped(decorator(_dummy))
         yield from made
 
 
 def _dummy(*args: Any, **kwargs: Any) -> None:
-    """Do nothing. The package decorates this function to find the wrappers that a decorator makes."""
+    """Do nothing. The package puts a decorator on this function to find the wrappers of the decorator."""
 
 
 def _name(wrapper: Any) -> str:

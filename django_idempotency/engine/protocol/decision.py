@@ -1,14 +1,15 @@
 """This module decides how to answer a request whose key is already stored.
 
-A store reads the row of the key, calls `decide` or `resumed`, and does what the returned decision says.
+A store reads the row of the key and calls the function `decide`. If the last attempt has failed or was abandoned, the
+store also calls the function `resumed`.
 
 # Note [A committed claim without a lease]
-In atomic mode, one COMMIT stores a claim and its result. So a committed row of the key table is normally not in
-progress. But if the work ends its own transaction and is then interrupted, the row stays in progress. For example, the
-work ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript` on SQLite. Everything that the
-work wrote before this COMMIT stays in the database, so a retry must not run the work again. For such a row, the outcome
-of a retry is `InDoubt`, and a person has to look at the data. The outcome is not `Conflicted`, because the client would
-then retry for ever.
+In atomic mode, one COMMIT stores a claim and its result. So in atomic mode, a committed row normally does not have the
+status IN_PROGRESS. But if the work ends its own transaction and is then interrupted, the row keeps the status
+IN_PROGRESS. For example, the work ends its transaction with a raw COMMIT, with DDL on MariaDB, or with `executescript`
+on SQLite. Everything that the work wrote before this COMMIT stays in the database, so a retry must not run the work
+again. The outcome of each retry is `InDoubt`, and a person has to look at the data. After the outcome `Conflicted`, the
+client would retry for ever.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .outcomes import ClaimRequest, Resource, Snapshot
 
 
 class Status(StrEnum):
-    """This enum has the values of the column `status` of a key. `IdempotencyKey.Status` has the same values, and adds
-    labels for people.
+    """This enum has the values of the column `status` in the key table. The enum `IdempotencyKey.Status` has the same
+    values, and also has labels for people.
     """
 
     IN_PROGRESS = "in_progress"
@@ -34,7 +35,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
-    """A `StoredKey` has the content of one row of the key table. A store has read this row.
+    """A `StoredKey` has the content of one row that a store has read from the key table.
 
     Attributes:
         expired: True if the key is treated as a new key. A key in progress or in doubt never expires.
@@ -65,13 +66,15 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """This decision means that the row has expired. So the request claims the row again, as if the key were new."""
+    """This decision means that the row has expired. So the package treats the key as a new key, and the request claims
+    the row.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """This decision means that the last attempt failed or was abandoned. The store locks the row, reads the names of
-    the calls in doubt, and then calls `resumed`.
+    """This decision means that the last attempt failed or was abandoned. Then the store locks the row and reads the
+    names of all steps in doubt. The store passes these names to the function `resumed`.
     """
 
 
@@ -79,8 +82,8 @@ Decision = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
-    """Return the decision about a request whose key is already stored. The rules are tried from top to bottom, and the
-    first rule that fits decides.
+    """Return the decision about a request whose key is already stored. The function tests its rules from top to bottom.
+    The first rule that fits the request gives the decision.
     """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
@@ -101,7 +104,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
 def resumed(
     stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
 ) -> outcomes.Claimed | outcomes.InDoubt:
-    """Return the outcome of a request whose key has failed or is abandoned. The store has locked the row.
+    """Return the outcome of a request whose key has failed or is abandoned. The store must lock the row before it calls
+    this function.
 
     Args:
         stored: the row.
@@ -110,8 +114,8 @@ def resumed(
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # The outcome `InDoubt` does not change the attempt number of the row. If the worker of the last attempt is
-        # still alive, the unchanged number allows this worker to store the result of its call.
+        # The outcome `InDoubt` does not change the attempt number of the row. So if the worker of the last attempt is
+        # alive, this worker can still store the result of its call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

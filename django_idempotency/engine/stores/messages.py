@@ -1,24 +1,25 @@
 """This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
 
-A usual request with a key does not need more messages than a request to an unprotected `atomic()` view. Django sends
-BEGIN in one message and COMMIT in another message, and waits for each answer. This module sends BEGIN together with the
+A protected view usually needs the same number of messages as an unprotected `atomic()` view. Django sends BEGIN and
+COMMIT in two separate messages, and waits for the answer to each message. This module sends BEGIN together with the
 claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also send BEGIN together
 with the next statement. Before each statement, psycopg asks libpq whether a transaction is open. So psycopg does not
 send a second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
-If a tool for tracing or a package for tenants is active, this module sends no messages. Such a tool or package must see
-each statement. The connection must be an instance of Django's own class, and its psycopg connection must be an instance
-of psycopg's own class. All cursor methods must be Django's own methods. The connection must have no execute wrapper and
-no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default level.
-Django's cursor sends the statements if one of the conditions in this note is not true.
+Tools for tracing and packages for tenants must see each statement. So this module sends no messages if such a tool or
+package is active. The connection must be an instance of Django's own class, and its psycopg connection must be an
+instance of psycopg's own class. All cursor methods must be Django's own methods. The connection must have no execute
+wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default
+level. If one condition of this note is not true, Django's cursor sends the statements.
 
 # Note [Prepared statements]
-On each connection, the first claim is sent as SQL text. If a connection is used for one request only, prepared
-statements save no time. On each connection, the message with the second claim also prepares the statements. The name of
-a prepared statement contains a hash of the SQL, so different statements have different names. So two releases of this
-package can use the same pooler. With a connection pool, the next request gets the same connection object of psycopg. So
-an attribute of this connection object stores the state of the connection, for example "prepared".
+On each connection, this module sends the first claim as SQL text. If a connection is used for only one request,
+prepared statements save no time. When the same connection sends its second claim, the message also prepares the
+statements. The name of a prepared statement contains a hash of the SQL, so different statements have different names.
+So two releases of this package can use the same connection pooler. With a connection pool, several requests use the
+same connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an
+attribute of the connection object.
 
 A prepared statement can fail for two reasons. First, the command DISCARD ALL can delete the prepared statement. Second,
 another client behind a connection pooler can already have a prepared statement with the same name. If the prepared
@@ -29,7 +30,7 @@ nothing of the request is committed. A completion is never sent again, because t
 If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
 reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
 must be off while PostgreSQL plans a prepared statement. The prepared statement itself switches `enable_seqscan` on
-again. Otherwise, the setting would also change the plans for the view's queries.
+again. If `enable_seqscan` stayed off, PostgreSQL would also make other plans for the view's queries.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ try:
     import psycopg
     from django.db.backends.postgresql.base import Cursor
     from psycopg import errors, generators, pq
-except ImportError:  # the project uses psycopg2, or has no driver for PostgreSQL
+except ImportError:  # The project uses psycopg2, or it has no driver for PostgreSQL.
     psycopg = None  # type: ignore[assignment]
 
 T = TypeVar("T")
@@ -80,8 +81,8 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """A `Statement` is first sent as SQL text. When a `Statement` is prepared, only the name of the prepared statement
-    is sent.
+    """Before a `Statement` is prepared, the package sends its SQL text. After a `Statement` is prepared, the package
+    sends only its name and its values.
 
     Args:
         kind: a part of the name of the prepared statement.
@@ -101,7 +102,7 @@ class Statement:
         self._call = f"SET LOCAL enable_seqscan = off; EXECUTE {name}(".encode()
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """Return the bytes of the statement for this connection. The bytes contain the values as SQL literals."""
+        """Return the SQL of the statement for this connection, as bytes. The SQL contains the values as literals."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
         for name in self._names:
             value = values[name]
@@ -109,7 +110,7 @@ class Statement:
                 literals.append(b"NULL")
             elif isinstance(value, str):
                 if "\0" in value:
-                    # libpq would leave out the NUL and all characters after the NUL.
+                    # If a text contains NUL, libpq leaves out the NUL and all characters after the NUL.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals.append(escape(value.encode()))
             elif isinstance(value, bytes):
@@ -126,10 +127,10 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, the argument `status` is IDLE. With IDLE, the result True means that psycopg would send a BEGIN
-    without options, and that Django would commit the transaction. Before COMMIT, the argument `status` is
-    IN_TRANSACTION. With IN_TRANSACTION, the result True means that Django would send only COMMIT at the end of the
-    current `atomic()` block. The function does not check whether the connection needs a rollback.
+    Before BEGIN, the caller passes the status IDLE. For IDLE, the function returns True only if psycopg would send a
+    BEGIN without options, and Django would commit the transaction. Before COMMIT, the caller passes the status
+    IN_TRANSACTION. For IN_TRANSACTION, the function returns True only if the current `atomic()` block would end with
+    COMMIT, and with no other statement. The function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -164,8 +165,8 @@ def _first_state(connection: Any, raw: Any) -> str:
 def _is_original(method: Any) -> bool:
     """Return whether the method is Django's own method. The result is False if a tool has replaced the method.
 
-    The function checks whether the method's code is in a file of Django. The function does not check the method's name
-    and module, because tools usually copy the name and the module of Django's method.
+    The function checks whether the method's code is in a file of Django. A tool usually copies the name and the module
+    of Django's method, so this function does not compare them.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
@@ -183,8 +184,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message first prepares the other statements, and then the claim. So if the claim is prepared on a
-        # connection, the other statements are also prepared.
+        # The message prepares the claim as the last statement. So if the claim is prepared on a connection, all other
+        # statements are also prepared.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -198,31 +199,33 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
 
 
 def end_and_lock(connection: Any, number: int) -> bool:
-    """Send COMMIT. After the COMMIT, try to get the advisory lock `number`, and return whether this lock was free."""
+    """Send COMMIT. Then try to get the advisory lock with this number. Return True if the lock was free."""
     result = _send(connection, b"COMMIT; SELECT pg_try_advisory_xact_lock(%d)" % number)
     return bool(result.get_value(0, 0) == b"t")
 
 
 def end_while(connection: Any, work: Callable[[], T]) -> T:
-    """Send COMMIT, call `work` while the server commits, and return the result of `work`."""
+    """Send COMMIT, and call the function `work` while the server commits. Return the result of this function."""
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         raw.pgconn.send_query(b"COMMIT")
         try:
             return work()
         finally:
-            raw.wait(generators.execute(raw.pgconn))  # nothing was written, so the result of the COMMIT does not matter
+            # The transaction has written nothing, so this function ignores the result of the COMMIT.
+            raw.wait(generators.execute(raw.pgconn))
 
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
     """Send the last statement of a transaction and COMMIT in one message.
 
-    Later the `atomic()` block ends without an open transaction. Then Django runs the `on_commit` hooks.
+    After this message, no transaction is open. At the end of the `atomic()` block, Django runs the `on_commit` hooks as
+    usual.
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
         # psycopg's own cursor sends a large body as a binary parameter. A message with a binary parameter can contain
-        # only one statement. So COMMIT is sent later, at the end of the `atomic()` block.
+        # only one statement. So Django sends COMMIT in a separate message, at the end of the `atomic()` block.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -232,7 +235,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 def roll_back(connection: Any, error: DatabaseError) -> bool:
     """If the error means that a prepared statement cannot be used, roll the claim back, and return True.
 
-    After the result True, the caller sends the claim again.
+    If this function returns True, the caller sends the claim again.
     """
     raw = connection.connection
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):

@@ -1,8 +1,8 @@
 """On PostgreSQL, an advisory lock shows whether a request with the same key is running.
 
-The transaction of the running view has the advisory lock on `scope_hash`. A duplicate first tries to take this lock. If
-the duplicate does not get the lock, the store returns `Conflicted` and does not wait for the row. A unique constraint
-makes sure that the table has each key only once.
+While a view runs, its transaction has the advisory lock with the number `scope_hash`. A duplicate request tries to take
+the same lock. If the duplicate does not get the lock, the store returns `Conflicted` and does not wait for the row. A
+unique constraint makes sure that the table has each key only once.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
 WALK_INDEXES = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 
 
-# Note [Which advisory locks are ours] The number of this package's advisory lock is a hash, so a different application
-# can use the same number. But each claim also writes to the key table, and then has a lock on this table until the
-# transaction ends. `RUNNING_SQL` returns only transactions that have an advisory lock and also a lock on the key table.
-# An additional statement could mark the advisory lock as a lock of this package, but would make every request slower.
 RUNNING_SQL = (
     "SELECT held.pid, activity.application_name, held.keys, "
     "EXTRACT(EPOCH FROM clock_timestamp() - activity.xact_start), activity.state FROM ("
@@ -50,7 +46,14 @@ RUNNING_SQL = (
     "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
     "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
 )
-"""This query has the parameter `table`, the quoted name of the key table. See Note [Which advisory locks are ours]."""
+"""This query has the parameter `table`, the quoted name of the key table.
+
+# Note [Which advisory locks are ours]
+The number of this package's advisory lock is a hash, so a different application can use the same number. But each claim
+also writes to the key table, and then has a lock on this table until the transaction ends. `RUNNING_SQL` returns only
+transactions that have an advisory lock and also a lock on the key table. An additional statement could mark the
+advisory lock as a lock of this package, but would make every request slower.
+"""
 
 
 class PostgreSQLStore(Store):
@@ -88,7 +91,8 @@ class PostgreSQLStore(Store):
             if not messages.roll_back(connection, error):
                 raise
             return self._claim_by_messages(connection, wanted)
-        if found.ntuples == 0:  # another transaction has the lock, or has stored or deleted the row a moment ago
+        if found.ntuples == 0:
+            # Another transaction has the lock of the key, or it has changed the row a moment ago.
             return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
         if (row_id := found.get_value(0, 0)) is not None:
             return new_claim(int(row_id), wanted)
@@ -104,8 +108,7 @@ class PostgreSQLStore(Store):
         except DatabaseError as error:
             # The statement divides 1 by the number of rows that it has written. So if the claim is lost, the statement
             # fails with a division by zero. A deferred trigger can also divide by zero, but only during COMMIT. A
-            # failed COMMIT ends the transaction. So the status IN_ERROR shows that the statement has failed, and not
-            # COMMIT.
+            # failed COMMIT ends the transaction. So the status IN_ERROR shows that the error does not come from COMMIT.
             raw: Any = connection.connection
             if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error
@@ -113,8 +116,8 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # If the statement has written no row, it fails with a division by zero. After a division by zero, PostgreSQL
-        # does not run the COMMIT that follows in the same message.
+        # This SQL divides by zero if the statement has written no row. After a division by zero, PostgreSQL does not
+        # run the COMMIT that follows in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
         texts = {
             "claim": self._claim_sql,
@@ -133,8 +136,8 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # A view can send COMMIT itself. Then the row of the claim is in the table, and `complete` can store the
-        # response in this row. So in this case, the method returns False.
+        # If the view itself has sent COMMIT, the row of the claim is in the table. Then this method returns False,
+        # because the method `complete` can store the response in this row.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -167,15 +170,16 @@ class PostgreSQLStore(Store):
         lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
         If a row was inserted, the statement returns the id of the new row. If the key is stored already, the statement
-        returns three values: NULL, a JSON list of all columns except the body, and the body. In all other cases, the
-        statement returns no row.
+        returns NULL, and then two values from the stored row. One value is a JSON list of all columns except the body,
+        and the other value is the body. If no row was inserted and no key is stored, the statement returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
             row[k[name]] += f"::{CASTS.get(name, 'text')}"
-        # This statement does not read steps, so the statement treats only a completed key as expired. If a key has
-        # failed, `_known` returns None, and the claim uses other statements.
+        # This statement does not read the steps, so it cannot see whether a failed key has expired. So the statement
+        # treats only a completed key as expired. If the key has failed, the function `_known` returns None, and the
+        # claim uses other statements.
         stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
         body = stored.pop("body")
         stored["fingerprint"] = f"encode({stored['fingerprint']}, 'hex')"
@@ -194,9 +198,9 @@ class PostgreSQLStore(Store):
         """Return a SELECT that reads the row of a key. If the key can be claimed, the SELECT also takes the advisory
         lock.
 
-        The SELECT always returns one row. If no key is stored, the columns of that row are NULL. Sometimes the snapshot
-        of the SELECT is older than the lock. An older snapshot does not show a key that another transaction has stored
-        a moment ago. So if the SELECT takes the lock but finds no key, the store tries the INSERT again.
+        The SELECT always returns one row. If no key is stored, the columns of that row are NULL. The SELECT does not
+        see a key that another transaction stores after the start of the SELECT. So if the SELECT takes the lock but
+        finds no key, the store tries the INSERT again.
         """
         sql = self._sql
         stored = sql.stored_key(sql.expired)
@@ -218,9 +222,10 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # The query of `purge` has a lower and an upper limit for one column. PostgreSQL guesses that 0.5 % of the rows
-        # are between the two limits. Because of this wrong guess, the planner sometimes reads and sorts all expired
-        # rows in every batch. With `WALK_INDEXES`, PostgreSQL reads the rows in the order of the index. This is faster.
+        # The query of `purge` has a lower limit and an upper limit for the column `expires_at`. PostgreSQL guesses that
+        # 0.5 % of the rows are between the two limits. Because of this wrong guess, the planner sometimes reads and
+        # sorts all expired rows in every batch. After the statement `WALK_INDEXES`, PostgreSQL reads the rows in the
+        # order of the index. This is faster.
         self._fetch(WALK_INDEXES)
         return super().purge(batch_size, not_before)
 
@@ -238,8 +243,8 @@ class PostgreSQLStore(Store):
 
 
 def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
-    """Read the stored row in the result of the statement, and return the answer to the duplicate. Return None if the
-    key can be claimed again.
+    """Return the answer to a duplicate of a request. The argument `found` contains the stored row. If the key can be
+    claimed again, return None.
     """
     facts, body = found.get_value(0, 1), found.get_value(0, 2)
     stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
@@ -251,18 +256,18 @@ class CitusStore(PostgreSQLStore):
     """This store works on PostgreSQL with the Citus extension. Citus has several nodes, and each tenant has a schema on
     one node.
 
-    The row of a key is on the same node as the tenant's other rows, so Citus commits all these rows together in one
-    phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this class is a "router
-    query", which Citus sends unchanged to the node of the schema. This class uses no INSERT … SELECT, because Citus can
-    run an INSERT … SELECT on a different node.
+    The row of a key is on the same node as the tenant's other rows. So Citus commits the row of the key and the other
+    rows together in one phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this
+    class is a "router query", which Citus sends unchanged to the node of the schema. This class uses no INSERT …
+    SELECT, because Citus can run an INSERT … SELECT on a different node.
     """
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # This class sends each statement to the database in a separate message. Fewer messages to the first node would
-        # save little time, because the messages between the nodes take longer.
+        # This class sends each statement to the database in a separate message. One message with several statements
+        # would save little time. Citus needs most of the time for the messages between its nodes.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:

@@ -1,4 +1,4 @@
-"""The store for SQLite. SQLite has only one writer at a time, so a transaction that writes locks all keys."""
+"""The store for SQLite. SQLite allows only one writer at a time, so the transaction of a writer locks all keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # SQLite's error about a lock does not tell which key is locked. So possibly the key of this request is not locked.
+    # SQLite's error about a lock does not tell which key is locked. Perhaps the locked key is not the key of this
+    # request.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     unmigrated = frozenset(UNKNOWN)
 
@@ -51,5 +52,6 @@ class SQLiteStore(Store):
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         # SQLite compares times as texts, and the driver writes a time with more digits than SQLite's clock. So a
-        # comparison with `not_before` would be wrong. Without `not_before`, each batch starts from the first key.
+        # comparison of a column with the argument `not_before` would be wrong. This method does not use `not_before`,
+        # so each batch starts with the oldest expired key.
         return super().purge(batch_size)[0], None

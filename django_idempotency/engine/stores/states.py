@@ -2,22 +2,23 @@
 have this state.
 
 A key can have several states at once, for example "failed" and "in doubt". The dict `STATES` begins with the worst
-state. If a key has several states, the worst of these states is shown. The rule of a state has two forms. The first
-form is a condition for a query, which uses the database's clock. The second form is a function for a row that was read
-already.
+state. If a key has several states, the worst of these states is shown. The rule of a state has two forms: a condition
+for a query, and a Python function. The condition uses the database's clock. The Python function checks a row that the
+package has already read.
 
 # Note [Which index finds a state]
-Leased keys, failed keys and unfinished steps have small partial indexes. The conditions of these partial indexes are
-`locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. A database uses a partial index if the
-query contains the condition of the index. So the condition of a state begins with the condition of its index. Every
-failed key has an error, so a condition on `last_error` finds all failed keys. On PostgreSQL, no index has a condition
-on `status`. With such an index, PostgreSQL could not use a HOT update when a key is completed. A HOT update is fast,
-because this UPDATE changes no index.
+There are small partial indexes for leased keys, for failed keys and for unfinished steps. The conditions of these
+partial indexes are `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. A database uses a
+partial index if the query contains the condition of the index. So the condition of a state begins with the condition of
+its index. Every failed key has an error, so a condition on `last_error` finds all failed keys. On PostgreSQL, no index
+has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not use a HOT update when a key
+is completed. A HOT update is fast, because this UPDATE changes no index.
 
-Committed claims without a lease have no partial index, because every completion would change this index. The query for
-committed claims without a lease uses the index on `expires_at`. So the query finds a claim only when the claim's `ttl`
-is over. This query reads few rows, because a cleanup deletes most rows whose `ttl` is over. Until the `ttl` is over,
-each retry of a key without a lease is refused. See Note [A committed claim without a lease].
+There is no partial index for committed claims without a lease, because every completion would have to change this
+index. The query for committed claims without a lease uses the index on `expires_at`. So the query finds a claim only
+after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows whose `ttl` is over.
+Each retry of a committed claim without a lease is refused, also before this query finds the claim. See Note [A
+committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -57,10 +58,9 @@ class Clock(Func):
     """This expression is the database's time at the start of the statement.
 
     The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
-    with `Clock`. `Clock` uses neither the start time of the transaction nor the clock of the application server. The
-    value of `Clock` is never later than the present time of the database.
+    with `Clock`. `Clock` uses neither the start time of the transaction nor the clock of the application server.
 
-    `plus` is the number of seconds that are added to the database's time.
+    The argument `plus` is a number of seconds, which the database adds to its time.
     """
 
     arity = 0
@@ -86,7 +86,8 @@ steps.
 
 
 class WhenAsked(Combinable):
-    """This object is a part of a query. `build` is called only when a query uses this object.
+    """A `WhenAsked` object is a part of a query. The object calls its function `build` only when a query uses the
+    object.
 
     Some projects import this package in their `models.py`. For example, a Wagtail page is a model that answers
     requests. While Django imports models, Django cannot resolve the relations between models yet.
@@ -102,7 +103,9 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """Return a condition for keys. A key fulfils the condition if at least one of its steps matches `which`."""
+    """Return a condition for keys. The condition is true for a key if at least one step of the key matches the argument
+    `which`.
+    """
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
 
@@ -118,9 +121,10 @@ _IDLE = FAILED | LAPSED
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """This object has a row that was read from the key table, and the steps of this key.
+    """A `Seen` object has one row of the key table, and the steps of this key.
 
-    `now` is the time of the read according to the database's clock, for example from `.annotate(now=Clock())`.
+    The attribute `now` is the time at which the database has read the row. For example, the query gets this time with
+    `.annotate(now=Clock())`.
     """
 
     row: IdempotencyKey
@@ -129,32 +133,34 @@ class Seen:
 
     @property
     def live(self) -> bool:
-        """Return whether a worker has a lease on this key, and this lease is not over."""
+        """Return True if a worker has a lease on this key, and the lease is not over."""
         return self.row.locked_until is not None and self.row.locked_until > self.now
 
     @property
     def abandoned(self) -> bool:
-        """Return whether the key is in progress, and no worker has a live lease on the key."""
+        """Return True if the key is in progress, and no worker has a live lease on the key."""
         return self.row.status == Status.IN_PROGRESS and not self.live
 
     @property
     def unleased(self) -> bool:
-        """Return whether the key is in progress without a lease, because the work has ended its own transaction."""
+        """Return True if the key is in progress and has no lease. Then the work of the key has ended its own
+        transaction.
+        """
         return self.row.status == Status.IN_PROGRESS and self.row.locked_until is None
 
     @property
     def idle(self) -> bool:
-        """Return whether a person may decide about the key, because the key has failed or is abandoned."""
+        """Return True if the key has failed or is abandoned. Then a person may decide about the key."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
     def doubts(self) -> list[IdempotencyStep]:
-        """Return the steps that were started and have no result. Return no steps if a worker has a live lease."""
+        """Return the steps that were started and have no result. If a worker has a live lease, return no steps."""
         return [step for step in self.steps if step.finished_at is None] if self.idle else []
 
     @property
     def called(self) -> list[IdempotencyStep]:
-        """Return the external calls of this key that have ended."""
+        """Return the finished external calls of this key."""
         return [step for step in self.steps if step.kind == Kind.CALL and step.finished_at is not None]
 
     @property

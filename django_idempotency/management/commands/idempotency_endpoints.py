@@ -50,8 +50,8 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # No unprotected endpoint matches this pattern now. If the project keeps the pattern, the pattern can
-                # later allow a new unprotected endpoint without a warning.
+                # No unprotected endpoint matches this pattern. But if a new unprotected endpoint matched this pattern,
+                # the command would not report the endpoint.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
@@ -69,5 +69,5 @@ def _patterns(file: Path | None) -> list[str]:
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
     # A route can be a regular expression with characters such as "[". In a pattern of `fnmatch`, "[" has a different
-    # meaning. So the next line also tests whether the pattern is equal to the route or view.
+    # meaning. So the next line also tests whether the pattern is equal to the route or to the view.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
