@@ -110,8 +110,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that have a finished external call, but no final result. These keys have no worker and no step in
-    doubt.
+    """Find keys that have a finished external call, but no final result, no worker and no step in doubt.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.

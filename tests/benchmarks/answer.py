@@ -17,7 +17,7 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         "and no round trip.",
         f"**A replay** takes ×{replay.ratio(bare):.2f} the time of that view, and ×"
         f"{far[replay.name].ratio(bare_far):.2f} if the database is 0.5 ms away. A replay needs two round trips and "
-        "writes nothing. The same is true for a mismatch and for a conflict.",
+        "writes nothing.",
         f"**The worker's CPU time** is ×{first.cpu_ratio(bare):.2f} for a first request, and "
         f"×{replay.cpu_ratio(bare):.2f} for a replay.",
         f"**Leased mode** needs {leased.round_trips:.0f} round trips for a call and a write, and takes "

@@ -27,12 +27,11 @@ Resource = tuple[str, str]
 class Snapshot:
     """A snapshot has the status, headers and body of a final response.
 
-    If the body is None, the key is completed without a response. The `repr` hides headers and body, because logs often
-    contain a `repr`.
+    If the body is None, the key is completed without a response.
     """
 
     status_code: int
-    headers: Headers = field(repr=False)
+    headers: Headers = field(repr=False)  # logs often contain a `repr`, and headers can contain secrets
     body: bytes | None = field(repr=False)
 
     def header(self, name: str) -> str | None:
