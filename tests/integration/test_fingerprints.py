@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 def test_what_a_framework_parses_is_told_apart(rf: RequestFactory) -> None:
     """Its parser may produce other types than JSON has: a text of the same content is another value."""
-    values = [b"ab", "ab", "6162", ["bytes", "6162"], Decimal("1.5"), "1.5", 1.5]
+    values = [b"ab", "ab", "6162", ["bytes", "6162"], Decimal("1.5"), Decimal("1.6"), "1.5", 1.5]
     request = rf.post("/", "{}", content_type="application/json")
     found = {fingerprint_of(request, resolve(), request, partial(dict, a=value)) for value in values}
     assert len(found) == len(values)
@@ -94,6 +94,12 @@ def test_forms_are_compared_by_their_fields(one: bytes, two: bytes) -> None:
     assert seen(one, FORM) == seen(two, f"{FORM}; charset=utf-8") != seen(one.replace(b"1", b"3"), FORM)
 
 
+@pytest.mark.parametrize(("one", "two"), [(b"a=1&b=", b"a=1"), (b"a=%FF", b"a=%FE"), (b"a=\xff", b"a=\xfe")])
+def test_no_two_forms_are_taken_for_one(one: bytes, two: bytes) -> None:
+    """An empty field is a field, and bytes that are no text in UTF-8 stay different."""
+    assert seen(one, FORM) != seen(two, FORM)
+
+
 @pytest.mark.parametrize("limit", [None, 2_621_440])
 @pytest.mark.parametrize("content_type", ["application/json", FORM])
 def test_a_large_body_is_compared_by_its_bytes(settings: Any, content_type: str, limit: int | None) -> None:
@@ -152,6 +158,11 @@ def test_a_path_in_another_urlconf_is_another_request(rf: RequestFactory) -> Non
             request.urlconf = urlconf
         fingerprints.append(of(request))
     assert (len(set(fingerprints)), fingerprints[2] == fingerprints[3]) == (3, True)
+    for method in ("POST", "PATCH"):
+        request = rf.generic(method, "/orders/")
+        request.urlconf = "shipping.urls"
+        fingerprints.append(of(request))
+    assert len(set(fingerprints)) == 5
 
 
 # --- fingerprint=
@@ -165,6 +176,12 @@ def test_a_callable_decides_about_the_body_alone() -> None:
     )
     assert one == same
     assert len({one, other, elsewhere}) == 3
+
+
+def test_with_a_callable_they_stay_the_same_from_release_to_release() -> None:
+    """As the others, above."""
+    found = seen(b"", path="/orders/?a=1", fingerprint=lambda request: b"as the project says")
+    assert found.hex() == "30b18cc6aab920065ff80ee6553478ce16834c26d13f935ec50edd96ddff5946"
 
 
 def test_a_callable_must_return_bytes() -> None:

@@ -125,6 +125,24 @@ def test_our_own_trouble_is_not_the_clients(post: Post, caplog: pytest.LogCaptur
     assert logged(caplog) == ["Observing an idempotency key failed; the request goes on."] * 2
 
 
+def test_while_the_view_runs_its_key_has_a_lease(post: Post) -> None:
+    """So the key of a dead worker is not in progress for ever."""
+    seen: list[Any] = []
+    HOOKS["view"] = lambda request: seen.append(IdempotencyKey.objects.get())
+    post("/create")
+    assert (seen[0].status, seen[0].policy, seen[0].locked_until is None) == ("in_progress", "retry", False)
+    assert IdempotencyKey.objects.get().locked_until is None
+
+
+def test_no_record_makes_a_server_error_final(rf: RequestFactory) -> None:
+    """As where the view is protected: `record` is not asked."""
+    recording: Any = idempotent(observe=True, record=lambda response: True)(create.__wrapped__)  # type: ignore[attr-defined]
+    for status in (500, 503):
+        sent = rf.post(f"/?status={status}", headers={"Idempotency-Key": str(status)})
+        assert recording(sent).status_code == status
+    assert set(IdempotencyKey.objects.values_list("status", flat=True)) == {"failed"}
+
+
 @pytest.mark.django_db(transaction=True)
 def test_the_views_transaction_is_djangos(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """None, or that of ATOMIC_REQUESTS; inside another one our error spoils nothing."""

@@ -82,6 +82,23 @@ def test_a_resolver_match_may_have_less_than_djangos(rf: Any, match_: Any) -> No
     assert IdempotencyKey.objects.get().operation == f"POST {name}"
 
 
+def test_may_replay_gets_what_the_url_names(rf: Any) -> None:
+    """By position and by name, as the view."""
+    from django.urls import ResolverMatch
+
+    asked = []
+
+    @idempotent(may_replay=lambda request, *args, **kwargs: asked.append((args, kwargs)) or True)
+    def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse("ran")
+
+    for _ in range(2):
+        request = rf.post("/", headers={"Idempotency-Key": "k"})
+        request.resolver_match = ResolverMatch(view, ("paris",), {"floor": 2}, route="shops/")
+        view(request)
+    assert asked == [(("paris",), {"floor": 2})]
+
+
 def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -> None:
     """Django's own has no route if a test makes it."""
     from django.urls import ResolverMatch

@@ -117,6 +117,26 @@ def test_one_credential_may_be_spelled_in_several_ways(rf: RequestFactory) -> No
     assert scope(rf, Authorization="Bearer a") != scope(rf, Authorization="Bearera")
 
 
+def test_a_credential_counts_to_its_end(rf: RequestFactory) -> None:
+    """Also what comes after a space in it, and after a line feed of the join."""
+    found = [scope(rf, Authorization=f"Bearer {value}") for value in ("a", "a b", "a c", "a b c")]
+    found.append(scope(rf, Authorization="Bearer a", **{"X-Api-Key": "b"}))
+    assert len(set(found)) == 5
+
+
+def test_scopes_stay_the_same_from_release_to_release(rf: RequestFactory) -> None:
+    """A retry across an upgrade has another scope by a new text, and runs again."""
+    assert (
+        scope(rf, Authorization="Bearer a")
+        == "authorization:8b120768152c81e51b6fc3f5e959950abda1ac9bcde05d7c7044a9390f21db99"
+    )
+    assert (
+        scope(rf, Authorization="Bearer a", **{"X-Api-Key": "b"})
+        == "authorization+x-api-key:728bd1b594f274007a8beb42d9c422f72a0356a9345b383a849400fb12de5d6d"
+    )
+    assert acting_for("user:shop/auth.User:a@b+c d") == "for:user:shop/auth.User:a@b%2Bc%20d+"
+
+
 @pytest.mark.parametrize("value", ["", " ", "Bearer", "Basic ", "api-key"])
 def test_a_scheme_without_a_credential_identifies_no_caller(rf: RequestFactory, value: str) -> None:
     """A script without a token may send such a header. Its session still counts."""
@@ -243,7 +263,10 @@ def test_a_primary_key_that_is_a_secret_is_stored_as_a_hash() -> None:
 
     scopes = [auth_scope(Token(key=key)) for key in ("s3cret", "s3cret", "other")]
     assert (scopes[0] == scopes[1], scopes[0] == scopes[2], "s3cret" in scopes[0]) == (True, False, False)
+    assert scopes[0] == "auth:b5fdc0f6b5daeca9aed87eedd8b29dc5b48f1ca32785cb3bc29432aa847cfc01"
     assert auth_scope(User(pk=7)) == "user:auth.User:7"
+    assert auth_scope(User(pk="ada")) == "user:auth.User:ada"
+    assert auth_scope(Group(pk=7)) == "user:auth.Group:7"
 
 
 def test_a_token_of_nobody_is_refused(access_token: Any) -> None:
