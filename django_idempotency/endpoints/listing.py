@@ -124,7 +124,7 @@ class Answers(NamedTuple):
     def methods(self) -> list[str]:
         """Return the HTTP methods that the list shows for this view.
 
-        If a function does not declare its methods, the list shows only the protected methods of the function.
+        If a function view does not declare its HTTP methods, the list shows only the HTTP methods that are protected.
         """
         if self.method is not None:
             return [self.method]

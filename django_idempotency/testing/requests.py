@@ -134,8 +134,8 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
     def send(client: Any) -> Reply:
         try:
-            # A new database connection takes longer than a request. So each thread first opens its connection, and then
-            # waits for the other threads.
+            # To open a connection takes longer than to send a request. So each thread first opens its connection, and
+            # then waits until all threads have a connection.
             connections[alias].ensure_connection()
             barrier.wait()
             return request.send(key, client=client)

@@ -62,7 +62,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         if (winner := attempt.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None:
-            raise  # the work has returned a result, so the error is not an error of the work
+            raise  # the work has returned a result, so other code has raised this error
         finished = attempt.answer(work, error)
         if finished is None:
             raise
@@ -128,7 +128,7 @@ class _Attempt(NoBridgeAbove):
         When no transaction is open, the database commits each write immediately. So a retry would repeat writes that
         are already committed.
         """
-        with suppress(Error):  # the caller must get the exception of the work, and not an error of this method
+        with suppress(Error):  # the caller must get the exception that the work has raised
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 

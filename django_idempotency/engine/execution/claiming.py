@@ -76,7 +76,7 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
 def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
     """Repeat the claim until the other request has ended, or until the waiting time is over.
 
-    The argument `end` is the time of the last claim, as a value of `time.monotonic()`. If a claim fails, its
+    The argument `end` is the time at which the waiting ends, as a value of `time.monotonic()`. If a claim fails, its
     transaction ends. So during a pause, the database keeps no lock and no snapshot for the duplicate.
     """
     pause = FIRST_PAUSE

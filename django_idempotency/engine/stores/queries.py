@@ -216,6 +216,7 @@ def values_of_claim(claimed: Claimed) -> Values:
 def _worker(pid: int) -> str:
     """Return the name of this worker, which contains the host name and the process id.
 
-    The function is cached, and a fork changes the process id. So the process id is an argument of the function.
+    The result of this function is cached. A forked process has a different process id, and must not get the cached name
+    of its parent process. So the process id is an argument of this function.
     """
     return f"{gethostname()[:80]}:{pid}"

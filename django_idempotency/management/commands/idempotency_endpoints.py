@@ -68,6 +68,6 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route can be a regular expression with characters such as "[". In a pattern of `fnmatch`, "[" has a different
-    # meaning. So the next line also tests whether the pattern is equal to the route or to the view.
+    # A route can be a regular expression that contains "[". In a pattern of `fnmatch`, "[" has a different meaning. So
+    # a pattern that is exactly the same text as the route is also allowed.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)
