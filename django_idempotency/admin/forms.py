@@ -115,8 +115,8 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """In this form, an operator releases a key, so that the next retry runs. If a charge is in doubt, the next retry
-    can charge the customer a second time.
+    """An operator uses this HTML form to release a key. Then the next retry runs. If a charge is in doubt, the next
+    retry can charge the customer a second time.
     """
 
     name, label, harmful = "release", _("Release for retry"), True

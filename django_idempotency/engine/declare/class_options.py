@@ -192,9 +192,8 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     """Return a tuple of all options that are declared for a class with the mixin. If the class is not protected, the
     tuple is empty.
 
-    The options of the view object come first, and then the options of the handler. The options of the class come after
-    the options of the handler. The options of the base classes come last. A class can switch its protection off with
-    the value None. Then the function returns only the options that come before None. See `class_declaration`.
+    The tuple contains the options in this order: view object, handler, class, base classes. A class can switch its
+    protection off with the value None. Then the tuple contains only the options before None. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()

@@ -92,7 +92,7 @@ class PostgreSQLStore(Store):
                 raise
             return self._claim_by_messages(connection, wanted)
         if found.ntuples == 0:
-            # Another transaction has the lock of the key, or it has changed the row a moment ago.
+            # Another transaction holds the lock on the key, or another transaction changed the row a moment ago.
             return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
         if (row_id := found.get_value(0, 0)) is not None:
             return new_claim(int(row_id), wanted)
