@@ -99,8 +99,8 @@ def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
 
 
 def _is_readable(entry: Any) -> bool:
-    """Return whether this version of the package can read the entry. The admin pages show only readable entries in
-    full.
+    """Return whether this version of the package can read the entry. If not, the admin pages show only that the entry
+    cannot be read.
     """
     try:
         steps = entry.get("steps", [])

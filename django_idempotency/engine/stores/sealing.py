@@ -22,11 +22,11 @@ The cipher is AES-256-GCM with associated data. The associated data describes th
 its column. A sealed text can be decrypted only in its own place. Otherwise, a person with access to the database could
 copy another user's response into their own row. The next retry of this person would get the other user's response.
 
-The place contains the two hashes of the row and the name of the column. The two hashes depend on the key, the caller
-and the operation. For a step, the place also contains the name of the step. For a response, the place also contains the
-status code and the fingerprint of the row. If a person changes the status code or the fingerprint in the row, the
-response cannot be decrypted. So nobody can turn an error response into a success. Nobody can use a stored response as
-the answer to a different payload.
+The associated data contains the two hashes of the row and the name of the column. The two hashes depend on the key, the
+caller and the operation. If the text belongs to a step, the associated data also contains the name of the step. If the
+text is a response, the associated data also contains the status code and the fingerprint of the row. If a person
+changes the status code or the fingerprint in the row, the response cannot be decrypted. So an error response cannot
+become a success, and a stored response cannot become the answer to a different payload.
 """
 
 from __future__ import annotations
