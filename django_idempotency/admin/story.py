@@ -27,7 +27,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """This class answers the questions that an operator has about a key in the admin.
+    """An operator who looks at a key in the admin has questions. This class answers them.
 
     Each answer is a text of a few short sentences, or an empty text.
     """

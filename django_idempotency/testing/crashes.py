@@ -1,6 +1,7 @@
-"""With `crash_at_each_step=True`, a test stops leased requests before each step and after each step.
+"""With `crash_at_each_step=True`, a test sends a leased request several times, and stops each request at another place.
 
-After each stop, the test sends a retry. The test fails if a call or a write has run twice.
+The places are before and after each step. After each stop, the test sends a retry. The test fails if a call or a write
+has run twice.
 
 A view calls methods of the class `Operation` to run its steps. This module replaces these methods, so that it can stop
 the request at each step. This module also adds an execute wrapper to each of Django's database connections. To end the

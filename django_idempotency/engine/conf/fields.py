@@ -72,8 +72,8 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a check for values. The argument `possible` is a function that accepts or refuses a value. If the function
-    refuses a value, the check returns the argument `advice`.
+    """Return a function that checks whether a value is possible. For an impossible value, it returns the text `advice`.
+    The argument `possible` is a function that returns True for a possible value.
     """
     return lambda value: None if possible(value) else advice
 

@@ -96,7 +96,7 @@ class IdempotencyMixin:
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
             # An asynchronous handler runs after dispatch() has returned, so a transaction around dispatch() would not
-            # help. Django also opens no transaction for an asynchronous handler.
+            # help. For an asynchronous handler, Django does not open a transaction either.
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         # Django creates a new view object for each request, so the mixin can replace the handler of this object. The

@@ -114,7 +114,7 @@ def _wrappers(level: Any) -> Iterator[Any]:
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        # This code may decorate an empty function, because Django's `method_decorator` does the same.
+        # It is safe to decorate an empty function here: Django's `method_decorator` also decorates an empty function.
         *made, _ = unwrapped(decorator(_dummy))
         yield from made
 

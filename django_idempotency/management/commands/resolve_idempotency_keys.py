@@ -42,8 +42,8 @@ SHOWN = 200
 
 class Command(IdempotencyCommand):
     help = (
-        "List idempotency keys that need attention. With --release or --close and with --apply, decide about the "
-        "listed keys. Each line begins with the number for --id, and names the caller. The exit status, also without "
+        "List idempotency keys that need attention. To decide about the listed keys, add --apply, and either --release "
+        "or --close. Each line begins with the number for --id, and names the caller. The exit status, also without "
         "--apply, is 0 if all is done, 1 after an error, 3 if a key was refused or passed over or no key is selected."
     )
 
