@@ -13,7 +13,7 @@ from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
 
-from django_idempotency import OperationInProgress, PayloadMismatch, run_once
+from django_idempotency import Operation, OperationInProgress, OutcomeUnknown, PayloadMismatch, run_once
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
@@ -240,6 +240,30 @@ class TestLeased:
             assert [post("/pay/hold").status_code for _ in range(3)] == [409, 409, 409]
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
             release_for_retry(row())
+
+    def test_each_event_names_the_resource(self, caplog: Log) -> None:
+        """What the work refers to is told from the release on: to a call in atomic mode, to the retry, and to a replay."""
+        caplog.set_level(logging.INFO, "django_idempotency")
+
+        def fails(operation: Operation) -> None:
+            operation.refer_to("order", 7)
+            operation.call("charge", int)
+            raise Broken("it broke")
+
+        with heard() as events:
+            with pytest.raises(Broken):
+                once(fails, lease=60)
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknown):
+                    once()
+            for _ in range(2):
+                once(lambda operation: operation.call("charge", int), lease=60)
+        order = ("order", "7")
+        of_the_retry = [("claimed", order), ("completed", order), ("replayed", order)]
+        assert [(event["event"], event["resource"]) for event in events] == [
+            ("claimed", None), ("released", order), ("held", order), ("held", order), *of_the_retry
+        ]  # fmt: skip
+        assert levels(caplog, "held") == ["ERROR", "INFO"]
 
 
 class TestPurged:
