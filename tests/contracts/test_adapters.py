@@ -141,6 +141,11 @@ class TestOutcomes:
         send = http.protect(answers(404), record=lambda response: response.status_code != 404)
         assert marks([send(), send()]) == [(404, "false")] * 2
 
+    def test_nobody_decides_that_a_server_error_is_final(self, http: Adapter) -> None:
+        send = http.protect(answers(500), record=lambda response: True)
+        assert marks([send(), send()]) == [(500, "false")] * 2
+        assert (counts(), len(RUNS)) == ((0, 0), 2)
+
     def test_an_exception_is_rolled_back_and_frees_the_key(self, adapter: Adapter) -> None:
         """It goes on as without the package, and the retry runs."""
         send = adapter.protect(raises(ZeroDivisionError("bug")))
@@ -191,6 +196,12 @@ class TestOutcomes:
         assert second.headers.get("Location") == (first.headers["Location"] if located else None)
         assert counts() == (1, 1)
         assert not IdempotencyKey.objects.get().body
+
+    def test_a_body_of_the_allowed_length_is_stored(self, http: Adapter) -> None:
+        length = len(http.protect(answers(200))(key=None).body)
+        http.urls.urlpatterns.clear()  # type: ignore[attr-defined]
+        send = http.protect(answers(200), max_body_bytes=length)
+        assert (length > 0, marks([send(), send()])) == (True, [(200, "false"), (200, "true")])
 
     @pytest.mark.parametrize("allowed", [True, False])
     def test_may_replay_is_asked_before_a_replay(self, http: Adapter, allowed: bool) -> None:
