@@ -242,7 +242,7 @@ class TestLeased:
             release_for_retry(row())
 
     def test_each_event_names_the_resource(self, caplog: Log) -> None:
-        """What the work refers to is told from the release on: of a call in atomic mode, of the retry and of a replay."""
+        """What the work refers to is told from the release on: of atomic mode, of the retry and of a replay."""
         caplog.set_level(logging.INFO, "django_idempotency")
 
         def fails(operation: Operation) -> None:
