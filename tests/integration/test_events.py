@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
@@ -250,14 +251,15 @@ class TestLeased:
             operation.call("charge", int)
             raise Broken("it broke")
 
+        about = {"scope": "s", "key": uuid4(), "operation": "o"}
         with heard() as events:
             with pytest.raises(Broken):
-                once(fails, lease=60)
+                run_once(fails, lease=60, **about)
             for _ in range(2):
                 with pytest.raises(OutcomeUnknown):
-                    once()
+                    run_once(lambda: 1, **about)
             for _ in range(2):
-                once(lambda operation: operation.call("charge", int), lease=60)
+                run_once(lambda operation: operation.call("charge", int), lease=60, **about)
         order = ("order", "7")
         of_the_retry = [("claimed", order), ("completed", order), ("replayed", order)]
         assert [(event["event"], event["resource"]) for event in events] == [
