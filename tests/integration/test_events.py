@@ -251,7 +251,7 @@ class TestLeased:
             operation.call("charge", int)
             raise Broken("it broke")
 
-        about = {"scope": "s", "key": uuid4(), "operation": "o"}
+        about: dict[str, Any] = {"scope": "s", "key": uuid4(), "operation": "o"}
         with heard() as events:
             with pytest.raises(Broken):
                 run_once(fails, lease=60, **about)
