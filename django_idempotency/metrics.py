@@ -50,10 +50,10 @@ STATES = {
 """
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
-    **{f"oldest_{name}_seconds": "Seconds since the claim of the oldest key with this state." for name in STATES},
-    "atomic_in_flight": "PostgreSQL only: open transactions that hold keys of atomic mode.",
-    "oldest_atomic_in_flight_seconds": "PostgreSQL only: age of the oldest transaction that holds keys. 0 if there "
-    "is none. Missing if the scrape uses another database role than the application, without pg_read_all_stats.",
+    **{f"oldest_{name}_seconds": "How many seconds ago the oldest key in this state was claimed." for name in STATES},
+    "atomic_in_flight": "The number of open transactions that hold keys of atomic mode. PostgreSQL only.",
+    "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. No "
+    "value if the scrape has another database role than the application, and not the role pg_read_all_stats.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
     "age_seconds": "Seconds since the other gauges were read.",
@@ -73,7 +73,9 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges without values. So no query runs when the collector is registered."""
+        """Return the names and the help texts of the gauges, but no values. So no query runs when the collector is
+        registered.
+        """
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

@@ -57,9 +57,9 @@ class BoundedChangeList(ChangeList):
 
         The search and the other filters run first, and the filter by state runs last.
 
-        If a person chooses a filter but no state, the list contains only keys from the latest 100,000 keys. The filter
-        for the state `completed` also reads only the latest 100,000 keys. A search also finds older keys, because a
-        search uses an index.
+        If a person chooses a filter but no state, the list contains only keys from the latest 100,000 keys. For the
+        state `completed`, the filter by state reads only the latest 100,000 keys, too. But a search finds all keys,
+        because a search uses an index.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -162,8 +162,9 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
 def _scopes(text: str, request: HttpRequest) -> set[str]:
     """Return the scopes that the search must look for.
 
-    The search text can be a scope, so the result always contains the search text. If the search text is a user name,
-    the result also contains the scope of this user. Only a person who may view users can search by user name.
+    The result always contains the search text itself, because the search text can be a scope. If the search text is a
+    user name, the result also contains the scope of this user. Only a person who may view users can search by user
+    name.
     """
     users = get_user_model()
     scopes = {text}

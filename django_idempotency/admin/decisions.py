@@ -77,7 +77,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the form of a decision, show its preview, or make the decision.
+    """Show the HTML form for a decision, show a preview of the decision, or carry out the decision.
 
     Return the page with the form or the preview. After the decision, return None. If none of the keys allows the
     decision, also return None. When the function returns None, a message in the admin tells the person what has
@@ -144,8 +144,8 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """For each step, find a stored result that the form can show as an example. If the person may not see results,
-    return no examples.
+    """For each step, find a stored result that the form can show as an example. If the person is not allowed to see
+    results, return no examples.
 
     The example of a step comes from another key, which is completed and has the same operation. If several completed
     keys have the step, the newest key is used. For each step, one query reads only the latest rows of the step table,

@@ -44,7 +44,7 @@ class Shown(Story):
     def name(self) -> str:
         """Return the text that names the key on an admin page. The text contains the key and the key's reference.
 
-        If the user may not see secrets, the text contains only the reference.
+        If the user is not allowed to see secrets, the text contains only the reference.
         """
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
@@ -92,8 +92,8 @@ def _named(type_: str, id_: str) -> str:
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
     """Return a link to the admin page of an object, as HTML. The text of the link names the object.
 
-    If the admin has no page for the object, the result is None. If the user may not see the page, the result is also
-    None.
+    If the admin has no page for the object, the result is None. If the user is not allowed to see the page, the result
+    is None, too.
 
     Args:
         type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.

@@ -33,7 +33,7 @@ from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """Make a column for the list of keys, or a field for the page of a key.
+    """Make a column of the admin page that lists all keys, or a field of the admin page that shows one key.
 
     The argument `text` is a function that gets a key. The function returns the text that the admin shows.
     """
@@ -139,7 +139,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return whether a URL may filter the list of keys by this lookup. The method allows only the filters in
         `list_filter`.
 
-        If a URL could contain `?body__startswith=`, a user could guess a stored response that the user may not see.
+        If a URL could contain `?body__startswith=`, a user could guess a stored response that the user is not allowed
+        to see.
         """
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 

@@ -77,7 +77,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """Return a text about work that is possibly missing.
+        """Return a text that says which work was perhaps not done.
 
         All started steps of the key have ended. But the package does not know whether the view would start more steps.
         """
@@ -145,7 +145,7 @@ class Story(Facts):
     def to_do(self) -> str:
         """Return the advice for a person who decides about this key.
 
-        If the lease of a worker is over, the worker can be dead or slow. A slow worker can make more calls. So the
+        If the lease of a worker is over, the worker can be dead or slow. A slow worker can still make calls. So the
         advice usually begins with this sentence: make sure that the worker is dead.
         """
         if self.unreadable:

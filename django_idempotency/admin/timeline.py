@@ -106,7 +106,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
     """Return the result of a finished step as JSON that a person can paste into a form.
 
     If the page cannot show the result, the function returns a text that says why. If the step is not finished, or if
-    the person may not see secrets, the function returns an empty text.
+    the person is not allowed to see secrets, the function returns an empty text.
     """
     if step.finished_at is None or not key.secrets:
         return ""

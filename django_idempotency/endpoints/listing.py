@@ -139,7 +139,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` object for each unsafe HTTP method that the callback of a URL answers."""
+    """Yield one `Answers` object for each unsafe HTTP method that the callback of a URL supports."""
     for candidate in unwrapped(callback):
         for framework in frameworks():
             if (found := framework.declared(candidate)) is not None:

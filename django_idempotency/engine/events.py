@@ -56,10 +56,10 @@ def report(
 
     If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction.
 
-    `event` is one of the texts in the docstring of `signals.key_event`.
-    `reason` loses the text after its first colon, because this text can come from the client.
-    `resource` is the type and the id of the object that the operation is about.
-    `level` is the level of the log record. If `level` is None, the function reads the level from the dict `LEVELS`.
+    `event` is one of the texts in the docstring of `signals.key_event`. The package removes the text after the first
+    colon from `reason`, because this text can come from the client. `resource` is the type and the id of the object
+    that the operation is about. `level` is the level of the log record. If `level` is None, the function reads the
+    level from the dict `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or (key_event.receivers and key_event.has_listeners(IdempotencyKey))):

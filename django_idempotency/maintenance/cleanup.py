@@ -131,9 +131,9 @@ def free_harmless(alias: str, batch_size: int) -> int:
     transaction first.
 
     A stuck key is harmless, because its work has made no external call. A key that was marked as failed causes no
-    alarm. The next retry of a failed key runs at once, and goes on from the stored steps. Perhaps the old worker of the
-    key is still alive. Then the fence stops the old worker. If the database has SKIP LOCKED, the function skips rows
-    that another transaction has locked.
+    alarm. The next retry of a failed key runs immediately, and uses the stored steps. Perhaps the old worker of the key
+    is still alive. Then the fence stops the old worker. If the database has SKIP LOCKED, the function skips rows that
+    another transaction has locked.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -159,7 +159,7 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
 
 def preview(using: str | None = None) -> Cleanup:
-    """Return how many keys a cleanup would delete or change now. The function itself deletes and changes no keys.
+    """Return how many keys a cleanup would delete or change now. The function itself does not delete or change keys.
 
     The attribute `deleted` of the result is the number of expired keys. The attribute `unstuck` is the number of stuck
     keys. The attribute `stuck` is 0, because a cleanup would mark all stuck keys as failed.

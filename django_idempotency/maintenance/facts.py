@@ -53,13 +53,14 @@ class Facts(Seen):
         earlier attempts have done.
 
         After the action "release", the next retry repeats each call that is in doubt. So if a call is in doubt, a
-        release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. If a write is
-        in doubt, a release always needs a confirmation, because the policy decides only about calls. A release of a key
-        in progress without a lease also needs a confirmation. The work of this key has perhaps committed some writes.
+        release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. The policy
+        decides only about calls. So if a write is in doubt, a release always needs a confirmation. If a key is in
+        progress and has no lease, a release also needs a confirmation, because the work of this key has perhaps
+        committed some writes.
 
-        The action "answer" needs a confirmation if the key has a finished call or a step in doubt. An answer for a key
-        in progress without a lease also needs a confirmation. After an answer, the key no longer needs attention. So
-        without a confirmation, people could forget a customer who has paid and has no order.
+        The action "answer" needs a confirmation if the key has a finished call or a step in doubt. The action also
+        needs a confirmation if the key is in progress and has no lease. After an answer, the key no longer needs
+        attention. So without a confirmation, people could forget a customer who has paid and has no order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

@@ -163,9 +163,9 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
     """Find the open transactions that have claimed keys in atomic mode.
 
-    One query reads PostgreSQL's list of locks, but no table. The query finds each transaction that has an advisory lock
-    and has written to the key table. A step or a cleanup also writes to the key table. If your project takes an
-    advisory lock in the transaction of a step or a cleanup, the query also finds this transaction.
+    One query reads only PostgreSQL's list of locks. The query does not read a table. The query finds each transaction
+    that has an advisory lock and has written to the key table. Steps and cleanups write to the key table, too. If your
+    project takes an advisory lock in the transaction of a step or a cleanup, the query also finds this transaction.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -180,8 +180,8 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 
 
 def refers_to(text: str) -> Q:
-    """Return the condition for the query of `find_resource`. The first space in the text ends the type, because only an
-    id can have spaces.
+    """Return the condition for the query of `find_resource`. The type is the text before the first space, because only
+    an id can have spaces.
     """
     text = text.strip()
     found = Q(resource_id=text)

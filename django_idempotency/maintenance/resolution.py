@@ -44,9 +44,9 @@ DECIDED = "A decision ended this attempt."
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
     """Allow the next retry. The retry repeats the steps in doubt, and uses the same derived keys.
 
-    So a step in doubt can run twice. Before a release, make sure that the step did not happen, and that the step's
-    worker is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first undo
-    the writes that the work has already committed. The retry does not repeat a step that has a stored result. The
+    So a step in doubt can run twice. Before you release a key, make sure that the step did not happen, and that the
+    step's worker is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first
+    undo the writes that the work has already committed. The retry does not repeat a step that has a stored result. The
     function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
@@ -198,7 +198,7 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Store the decision in the key's row. The trail gets the decision, and a copy of the steps in doubt.
+    """Store the decision in the key's row. The audit trail stores the decision and a copy of the steps in doubt.
 
     After a decision, the fence refuses all writes of the old attempt. After the decision, the key is kept for the
     project's `ttl`, so that a retry can find the key. But a decision never moves the expiry to an earlier time.

@@ -117,7 +117,8 @@ def counted(count: int, noun: str = "key") -> str:
 
 
 def several(given: Any) -> Any:
-    """Return a list of all values of an option that can be repeated. If the option was not given, return None.
+    """A command line can contain an option several times. Return a list of all values of the option. If the option was
+    not given, return None.
 
     A project can also pass a single value with `call_command`, for example `operation="POST pay/"`. Then the list
     contains one value.

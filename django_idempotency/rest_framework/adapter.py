@@ -63,8 +63,8 @@ class RestFrameworkViewCall(ViewCall):
             if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                 raise
             self.unparsed = error
-            # After a parser error, the request contains empty data. This loop deletes the empty data, so that the
-            # handler gets the error again.
+            # After a parser error, the request stores empty data. This loop removes the stored data. So if the handler
+            # reads the data, the parser runs again, and the handler gets the same error.
             for name in ("_data", "_files", "_full_data", "_stream"):
                 setattr(self.asked_with, name, Empty)
             raise Unparsable from error
@@ -149,8 +149,8 @@ def declared(callback: Any) -> None:
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Prepare a response of the project's function `reconcile` for a JSON renderer. The format is always JSON, because
-    no client waits for this response.
+    """If the project's function `reconcile` has returned a response, prepare this response for a JSON renderer. The
+    format is always JSON, because no client waits for this response.
 
     If the view has its own JSON renderer, the function uses this renderer. The function does not call the view's method
     `finalize_response`.

@@ -18,8 +18,8 @@ register = template.Library()
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """Show the number of keys that need attention, with a link to these keys. If a person may not view keys, the tag
-    shows nothing.
+    """Show the number of keys that need attention, with a link to these keys. If a person is not allowed to view keys,
+    the tag shows nothing.
 
     If the database does not answer, the tag shows that the keys cannot be counted. The other parts of the page do not
     change.

@@ -41,7 +41,7 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Return whether the response tells that the first request is still running.
+        """Return True if the response says that the first request is still running.
 
         Such a response has the status 409, 429 or 202. If the status is 202, the JSON body must also contain the state
         of the first request.
@@ -173,7 +173,9 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Load all files in the data into memory, and return the new data. Only a file in memory can be copied."""
+    """The data can contain files. Load all these files into memory, and return the new data. Only a file in memory can
+    be copied.
+    """
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):

@@ -261,11 +261,12 @@ def answers() -> str:
         problems.store_busy(),
     ]
     lines = [f'* {p.status} `{p.code}`: "{p.title}".' for p in found]
-    waits = ", ".join(f"{p.headers['Retry-After']} in `{p.code}`" for p in found if "Retry-After" in p.headers)
+    waits = ", ".join(f"{p.headers['Retry-After']} for `{p.code}`" for p in found if "Retry-After" in p.headers)
     of_leases = (
-        "In [leased mode](leased.md#the-lease), `in-progress` has the seconds until the lease ends, from 1 to 60."
+        "In [leased mode](leased.md#the-lease), `Retry-After` of `in-progress` is the time until the lease ends, but "
+        "at most 60 seconds."
     )
-    return "\n".join([*lines, "", f"`Retry-After` is in seconds: {waits}. {of_leases}"])
+    return "\n".join([*lines, "", f"The header `Retry-After` contains a number of seconds: {waits}. {of_leases}"])
 
 
 def exceptions() -> str:
@@ -293,8 +294,8 @@ def signals() -> str:
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
         told = " ".join(text.split())
         lines.append(f"* `{name}`: {told}")
-    levels = ", ".join(f"`{name}` {logging.getLevelName(level)}" for name, level in events.LEVELS.items())
-    return "\n".join([*lines, "", f"Levels of the log records: {levels}; all others INFO."])
+    levels = ", ".join(f"{logging.getLevelName(level)} for `{name}`" for name, level in events.LEVELS.items())
+    return "\n".join([*lines, "", f"The level of the log record is {levels}, and INFO for all other events."])
 
 
 def metrics() -> str:

@@ -23,6 +23,6 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         f"**Leased mode** needs {leased.round_trips:.0f} round trips for a call and a write, and takes "
         f"×{leased.ratio(bare):.1f} the time of that view. Leased mode is for calls that take a hundred milliseconds.",
         "**The row of a key** with a small response has about [600 bytes](performance.md#rows-and-bytes). The cleanup "
-        f"deletes {alone / 1000:.0f},000 keys per second. A larger table makes a request no slower.",
+        f"deletes {alone / 1000:.0f},000 keys per second. If the table is larger, a request does not become slower.",
     )
     return "\n".join(f"* {line}" for line in lines)

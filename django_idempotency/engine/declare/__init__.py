@@ -1,3 +1,3 @@
-"""This package has the decorators and the mixin that protect views. A view is protected when Python imports the module
-of the view. If the package cannot protect a view, it raises `IdempotencyConfigurationError`.
+"""This package has the decorators and the mixin that protect views. The package protects a view at the moment when
+Python imports the view's module. If the package cannot protect a view, it raises `IdempotencyConfigurationError`.
 """

@@ -140,9 +140,9 @@ def once(
 
     For example, the function is a task or an event handler. The decorated function can be `def` or `async def`. Every
     call with the same key returns the result of the first run. If the option `lease` is set, the decorated function
-    gets an `Operation` as the keyword argument `operation`. If the option `lease` is not set, only a function with a
-    required parameter `operation` gets an `Operation`. A caller of the decorated function must not pass the argument
-    `operation`. The docstring of `run_once` describes the transaction in which the function runs.
+    gets an `Operation` as the keyword argument `operation`. If the option `lease` is not set, the function gets an
+    `Operation` only if it has a required parameter with the name `operation`. A caller of the decorated function must
+    not pass the argument `operation`. The docstring of `run_once` describes the transaction in which the function runs.
 
     Args:
         scope: a string, or a callable that gets the function's arguments.

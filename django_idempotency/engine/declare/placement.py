@@ -74,10 +74,9 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Make sure that Django Ninja cannot make an operation from a protected Django view.
+    """Add a hook to a protected Django view, so that Django Ninja cannot make an operation from this view.
 
-    This function adds a hook to the view. If Django Ninja tries to make an operation from the view, the hook raises an
-    error.
+    If Django Ninja tries to make an operation from the view, the hook raises an error.
     """
     # This code does not import Django Ninja, because many projects do not use Django Ninja. After `wraps()`, the
     # protected view and the unprotected view can share one list of hooks. So this code makes a new list, and does not
@@ -88,8 +87,8 @@ def refuse_routing(protected: Any) -> None:
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     """During a request, raise an error if the decorator `idempotent` stands in a wrong place.
 
-    The decorator must never stand on an operation of Django Ninja. The function `misplaced_dispatch` tells whether the
-    decorator may stand on a `dispatch` method.
+    The decorator must never stand on an operation of Django Ninja. The function `misplaced_dispatch` decides whether a
+    `dispatch` method may have the decorator.
     """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == "ninja.operation":
@@ -146,8 +145,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
             return below
     # A `dispatch` method of the project runs before the handlers, so it can check the caller. If the class has no
     # handlers, one `dispatch` method of the project answers the request. In the MRO, this method comes after all other
-    # `dispatch` methods of the project. This method is not a check of the caller, so this code removes the method from
-    # the list.
+    # `dispatch` methods of the project. This method does not check the caller, so this code removes the method from the
+    # list.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -158,7 +157,7 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 def misplaced_decorator(handler: Any) -> str | None:
     """Return an error message if the decorator `idempotent` stands in a wrong place on a handler.
 
-    If the place is right, return None. System check E006 shows the error message.
+    If the decorator stands in a correct place, return None. System check E006 shows the error message.
     """
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent stands above {below}"

@@ -8,10 +8,11 @@ The allowed decorators do not check the caller of the view. The package finds ev
 has made this wrapper. But `functools.wraps` does not change the code object (`__code__`) of the wrapper. The wrapper
 also keeps its global variables. The qualified name of the wrapper's code object begins with the name of the decorator.
 So the package takes the decorator's name from the code object, and the module's name from the global variables. If
-Django makes several decorators from middleware classes, their wrappers have the same code object. If Python makes
-several decorators from context managers, their wrappers also have the same code object. So if a decorator was made from
-a middleware class, the package uses the name of this class as the decorator's name. If a decorator was made from a
-context manager, the package uses the class name of the context manager.
+Django makes decorators from several middleware classes, all the wrappers of these decorators have the same code object.
+If Python makes decorators from several context managers, all the wrappers of these decorators have the same code
+object, too. So if a decorator was made from a middleware class, the package uses the name of this class as the
+decorator's name. If a decorator was made from a context manager, the package uses the class name of the context
+manager.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def _wrappers(level: Any) -> Iterator[Any]:
 
 
 def _dummy(*args: Any, **kwargs: Any) -> None:
-    """Do nothing. The package puts a decorator on this function to find the wrappers of the decorator."""
+    """Do nothing. The package decorates this function with the decorators of other packages, to see which wrappers
+    these decorators make.
+    """
 
 
 def _name(wrapper: Any) -> str:

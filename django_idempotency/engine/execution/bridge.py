@@ -22,12 +22,12 @@ class NoBridgeAbove:
     Under WSGI, Django calls `async_to_sync` for an async view. Under ASGI, Django calls `async_to_sync` if the project
     has a sync middleware.
 
-    The work can start an asyncio task. Perhaps this task is still running when the work has ended. For example,
-    `asyncio.gather` does not stop its other tasks when one task fails. If the work was inside this context manager, a
-    later query of the task raises a `RuntimeError`. Otherwise, asgiref would run the query of the task in the thread of
-    the outer call. In the thread of the outer call, the query would use our database connection. But our transaction
-    has already ended. So the database would commit the query of the task separately. If our transaction was rolled
-    back, a retry would write the same data again.
+    The work can start an asyncio task. This task can run longer than the work. For example, `asyncio.gather` does not
+    stop its other tasks when one task fails. If the work was inside this context manager, a later query of the task
+    raises a `RuntimeError`. Without this context manager, asgiref would run the query of the task in the thread of the
+    outer call. In this thread, the query would use the database connection of the work. But the transaction of the work
+    has already ended. So the database would commit the query of the task separately. If the transaction of the work was
+    rolled back, a retry would write the same data again.
     """
 
     def __enter__(self) -> None:

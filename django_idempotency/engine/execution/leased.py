@@ -38,8 +38,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 
     The function first commits the claim, and then runs the work while no transaction is open. If the work returns a
     final result, the key is completed. If the result is not final, the key is marked as failed. If the work raises an
-    exception, the key is also marked as failed. The steps of a failed key are kept, and the next retry can run at once.
-    If the worker dies, the next retry must wait until the lease ends.
+    exception, the key is also marked as failed. The steps of a failed key are kept, and the next retry can run
+    immediately. If the worker dies, the next retry must wait until the lease ends.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
@@ -263,9 +263,9 @@ class LeasedOperation(Operation):
             # The function of the step can raise this error. The COMMIT can also raise this error, because a database
             # checks some constraints only at COMMIT.
             self._broke, self.resource = error, about
-            # If the table has a row for this `write` step, the function of the step has ended its own transaction. Then
-            # the changes of the function are perhaps committed, so the step is in doubt. A 4xx answer must not complete
-            # a key that has a step in doubt.
+            # If the table has a row for this `write` step, the function of the step has ended the transaction of the
+            # step. Then perhaps the database has committed what the function wrote, so the step is in doubt. A 4xx
+            # answer must not complete a key that has a step in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -281,8 +281,9 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # The function of this `write` step has ended its own transaction. After that, the database commits each
-                # statement of the function separately. So the start of the step must be committed, too.
+                # The function of this `write` step has committed or rolled back the transaction of the step. After
+                # that, the database commits each statement of the function separately. So the start of the step must be
+                # committed, too.
                 with suppress(IntegrityError):  # perhaps a COMMIT of the function has already stored this row
                     self._journal.start_write(self._claim, name)
                     lost = True
@@ -307,12 +308,13 @@ class LeasedOperation(Operation):
         """Return the reason why the package refuses the final answer of the work. If the package accepts the answer,
         return an empty text.
 
-        If the answer is refused, the key is not completed. The package refuses an answer only if the key has a `call`
-        step. If a `write` step has failed and the work has caught the error, the answer is refused. If an earlier
-        attempt has stored a step, the work must ask for this step again. Otherwise, the answer is refused. For example,
-        a customer has paid, but the order is missing. If the package completed the key of this payment, no person would
-        notice the missing order. The work does not have to ask for a stored `fetch` step, because a `fetch` only reads.
-        If the answer comes from `reconcile`, the package does not call this method.
+        If the answer is refused, the key is not completed. The package refuses to store an answer only if the key has a
+        `call` step. If a `write` step has failed and the work has caught the error, the answer is refused. If an
+        earlier attempt has stored the result of a step, the work must use this step again, and then gets the stored
+        result. Otherwise, the answer is refused. For example, a customer has paid, but the order is missing. If the
+        package completed the key of this payment, no person would notice the missing order. But the work need not use a
+        stored `fetch` step again, because a `fetch` only reads. If the answer comes from `reconcile`, the package does
+        not call this method.
         """
         if self._broke is None and not self._unasked:
             return ""  # in most attempts, the method ends here and sends no query

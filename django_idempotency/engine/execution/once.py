@@ -51,7 +51,7 @@ class Result(Generic[T]):
     """The function `run_once` returns a `Result` object.
 
     Args:
-        value: the returned value, as JSON gives it back, or one model instance.
+        value: the value that the work has returned, converted to JSON and back, or a model instance.
         replayed: True if the work ran earlier, and did not run this time.
     """
 

@@ -22,7 +22,8 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """Return one SHA-256 hash of all parts. Before each part, the function adds the length of the part as 8 bytes.
+    """Return one SHA-256 hash of all parts. The function writes 8 bytes in front of each part. These bytes contain the
+    length of the part.
 
     Without the lengths, the parts ("ab", "c") and the parts ("a", "bc") would have the same hash.
     """

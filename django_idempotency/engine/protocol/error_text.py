@@ -1,4 +1,5 @@
-"""This module makes a text about an error for operators. The text has the class of the error and the place in the code.
+"""This module makes a text for operators that describes an error. The text has the class of the error and the place in
+the code.
 
 The package does not store the message of an error, because the message can contain a secret.
 """

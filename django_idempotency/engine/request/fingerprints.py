@@ -2,7 +2,7 @@
 
 A retry must have the same fingerprint as the first request with the same key.
 
-# Note [What Django has read is compared]
+# Note [The comparison uses the data that Django has read]
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. The fingerprint of every other
 request is made of `request.body`. Django keeps `request.body`, so a view or a parser can read the body again. But the
 stream of a multipart form can be read only once, and the package reads the stream before the view runs. So a view that
@@ -13,8 +13,8 @@ option `fingerprint=`.
 JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
 `ascii()` makes a text from this data, and the fingerprint is a hash of the text. So the order of the names in a request
 does not change the fingerprint. White space between JSON values also does not change the fingerprint. In every Python
-version, `ascii()` returns the same text for the same value. An uploaded file is converted into a tuple. JSON has no
-tuples, so JSON data never has the same fingerprint as a file.
+version, `ascii()` returns the same text for the same value. An uploaded file is converted into a tuple. The fingerprint
+of a file is made from a tuple. JSON has no tuples, so JSON data never has the same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def fingerprint_of(
 ) -> bytes | None:
     """Return the fingerprint of a request, or None if the option `fingerprint` is None.
 
-    The option `fingerprint` says which parts of a request are compared. See Note [What Django has read is compared].
+    The option `fingerprint` says which parts of a request are compared. See Note [The comparison uses the data that
+    Django has read].
 
     Each fingerprint is a hash that also contains the version of this method. So two versions of the method never make
     the same fingerprint.
@@ -113,11 +114,11 @@ def fingerprint_of(
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return a text with the parameters of the content type. The text also has the name of the charset that Django uses
-    to decode the body.
+    """Return a text with the parameters of the content type. The text also contains the name of the charset that Django
+    uses to decode the body.
 
     The text does not contain the boundary of a form, because each retry has a new boundary. If the content type has no
-    charset, the text has the name of Django's default charset.
+    charset, the text contains the name of Django's default charset.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -202,7 +203,7 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
     elif hasattr(request, "_body"):
         received = len(request.body)
     else:
-        return  # under ASGI, Django gets only complete forms
+        return  # under ASGI, Django gets a form only after the server has received the whole form
     # Perhaps a middleware has decompressed the body. Then Content-Length is the length of the compressed body, so it
     # cannot be compared with the number of received bytes.
     if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
@@ -248,7 +249,7 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """This class keeps a number with a fraction as the text that the client has sent.
+    """If a number in the JSON is not an integer, this class keeps the text that the client has sent for the number.
 
     If Python converted such texts to floats, two different numbers could become equal.
     """

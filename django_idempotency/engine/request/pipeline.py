@@ -214,8 +214,8 @@ def _tell_developer(operation: str) -> None:
 
 
 def observed(call: ViewCall) -> HttpResponseBase:
-    """Run the view in observe mode. If a protected view would have sent a replay or a refusal, write this to the log.
-    See Note [Observing].
+    """Run the view in observe mode. Write a message to the log for each request to which a protected view would send a
+    replay or a refusal. See Note [Observing].
     """
     wanted = _safely(partial(asked, call))
     if not isinstance(wanted, ClaimRequest):
@@ -279,8 +279,8 @@ def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> Non
 
 
 class TakenOver(set[str]):
-    """A protected view has a set of this class in its attribute `_non_atomic_requests`. If the set contains the alias
-    of a database, Django opens no transaction in this database.
+    """The attribute `_non_atomic_requests` of a protected view is an instance of this class. If the set contains the
+    alias of a database, Django opens no transaction in this database.
 
     See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
     `non_atomic_requests`. The method `__contains__` also returns True for the database of the key table. The set does

@@ -127,7 +127,7 @@ class ViewCall:
         request: Any = self.request
         request.idempotency = operation
         # Only the project's function `reconcile` needs the attribute `operation.request`. Atomic mode never calls this
-        # function. So atomic mode does not set the attribute, which would make a reference cycle.
+        # function. The attribute would make a reference cycle, so atomic mode does not set the attribute.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 

@@ -98,9 +98,9 @@ class InnoDBStore(Store):
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # If an INSERT finds a duplicate row, the INSERT locks the index gap next to this row, even under READ
-        # COMMITTED. The gap lock lasts until the transaction ends. If the key has expired, the view runs in the same
-        # transaction. So the gap lock would block the INSERT of other new keys until the view ends. To avoid the gap
-        # lock, the store searches for the key before the INSERT.
+        # COMMITTED. The gap lock lasts until the transaction of the INSERT ends. If the key has expired, the view runs
+        # in this transaction. So the gap lock would block the INSERT of other new keys until the view ends. To avoid
+        # the gap lock, the store searches for the key before the INSERT.
         #
         # Under READ COMMITTED, a subquery of the INSERT searches for the key. Under other isolation levels, this
         # subquery would lock the gap. So a separate SELECT searches for the key. Under SERIALIZABLE, every SELECT would
@@ -162,7 +162,8 @@ class MariaDBStore(InnoDBStore):
     def look(self, wanted: ClaimRequest) -> Known:
         # In a Galera cluster, a transaction on another node can change the same rows and commit first. Then our node
         # rolls back our transaction. For a moment, a SELECT on our node perhaps does not find the rows of the other
-        # transaction. With `wsrep_sync_wait`, the next statement waits until our node has all committed rows.
+        # transaction. With `wsrep_sync_wait`, the next statement waits until this node has received all rows that the
+        # other nodes have committed.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
@@ -177,8 +178,8 @@ class MySQLStore(InnoDBStore):
     The other requests do not wait.
 
     MySQL runs the subquery first, and inserts the row some microseconds later. If a duplicate comes in these
-    microseconds, the duplicate waits until the first request ends. Under other isolation levels than READ COMMITTED,
-    the subquery would lock the index gap around a new key. So under these levels, the INSERT has no subquery, and each
+    microseconds, the duplicate waits until the first request ends. If the isolation level is not READ COMMITTED, the
+    subquery would lock the index gap around a new key. So under these levels, the INSERT has no subquery, and each
     duplicate waits until the running request ends. The server option `innodb_lock_wait_timeout` limits how long a
     duplicate waits.
 

@@ -27,8 +27,8 @@ database has committed the transaction. So the package has a rule for each lost 
 
 * If the connection breaks at the COMMIT of a claim, the error propagates, and the work does not run. If the claim was
   committed, the key is locked until its lease ends.
-* If the connection breaks at the COMMIT before a call, the error propagates, and the worker does not make the call. If
-  the start of the call was committed, the call is in doubt.
+* The worker commits before it makes a call. If the connection breaks during this COMMIT, the error propagates, and the
+  worker does not make the call. If the start of the call was committed, the call is in doubt.
 * If the connection breaks at the COMMIT after a call, the worker stores the result again on a new connection. If the
   result was already committed, the second try changes nothing.
 * If the connection breaks at the COMMIT of a local write, the error propagates, and the package marks the key as
@@ -173,13 +173,13 @@ class Journal:
     def start_write(self, claimed: Claimed, name: str) -> None:
         """Call the method `fence`, and then record the start of a local write. Raises `LeaseLost`.
 
-        The transaction of the local write must begin with this method. See Note [Writes in doubt].
+        This method must be the first one in the transaction of the local write. See Note [Writes in doubt].
         """
         self.fence(claimed)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write. The transaction of the local write must end with this method.
+        """Record the result of a local write. This method must be the last one in the transaction of the local write.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -199,15 +199,17 @@ class Journal:
         """Return two tuples with the names of the steps that have no result. The first tuple contains the calls, and
         the second tuple contains the writes.
 
-        The caller must lock the key before it calls this method. This method locks the steps, so that it reads the
-        latest committed steps, and not an older snapshot.
+        The caller must lock the key before it calls this method. This method locks the steps. So it reads all steps
+        that are committed now, and not an older snapshot.
         """
         rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
         calls = tuple(name for name, kind in rows if kind == Kind.CALL)
         return calls, tuple(name for name, kind in rows if kind != Kind.CALL)
 
     def has_steps(self, row_id: int) -> bool:
-        """Return whether the key has steps. Like the method `doubts`, this method reads the latest committed steps."""
+        """Return whether the key has steps. Like the method `doubts`, this method reads all steps that are committed
+        now.
+        """
         return bool(locked(self._steps(row_id)).values_list("pk")[:1])
 
     def delete_steps(self, row_id: int) -> None:

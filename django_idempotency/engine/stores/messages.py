@@ -127,10 +127,11 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, the caller passes the status IDLE. For IDLE, the function returns True only if psycopg would send a
-    BEGIN without options, and Django would commit the transaction. Before COMMIT, the caller passes the status
-    IN_TRANSACTION. For IN_TRANSACTION, the function returns True only if the current `atomic()` block would end with
-    COMMIT, and with no other statement. The function does not check whether the connection needs a rollback.
+    Before BEGIN, the caller passes the status IDLE. If the status is IDLE, two conditions must be true, so that the
+    function returns True: psycopg would send a BEGIN without options, and Django would commit the transaction later.
+    Before COMMIT, the caller passes the status IN_TRANSACTION. For IN_TRANSACTION, the function returns True only if
+    the current `atomic()` block would end with COMMIT, and with no other statement. The function does not check whether
+    the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -165,8 +166,8 @@ def _first_state(connection: Any, raw: Any) -> str:
 def _is_original(method: Any) -> bool:
     """Return whether the method is Django's own method. The result is False if a tool has replaced the method.
 
-    The function checks whether the method's code is in a file of Django. A tool usually copies the name and the module
-    of Django's method, so this function does not compare them.
+    The function checks whether the method's code is in a file of Django. A tool that replaces a method of Django
+    usually copies the name and the module of the method, so this function does not compare the name and the module.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
@@ -184,8 +185,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message prepares the claim as the last statement. So if the claim is prepared on a connection, all other
-        # statements are also prepared.
+        # The message first prepares the other statements, and then the claim. So if the claim is prepared on a
+        # connection, all other statements are prepared, too.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:

@@ -76,7 +76,7 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Handle the usual outcomes of a claim with one or two messages to the database.
+        """Send one or two messages to the database to claim a key.
 
         A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 
@@ -170,8 +170,9 @@ class PostgreSQLStore(Store):
         lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
         If a row was inserted, the statement returns the id of the new row. If the key is stored already, the statement
-        returns NULL, and then two values from the stored row. One value is a JSON list of all columns except the body,
-        and the other value is the body. If no row was inserted and no key is stored, the statement returns no row.
+        returns a row with three values: NULL, and two values from the stored row. One value is a JSON list of all
+        columns except the body, and the other value is the body. If no row was inserted and no key is stored, the
+        statement returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}

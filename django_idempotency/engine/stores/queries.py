@@ -152,8 +152,8 @@ class Queries:
     def complete_and_keep(self) -> str:
         """Return an UPDATE that completes the claim, and that also sets the time at which the stored response expires.
 
-        One common UPDATE for `complete` and `complete_and_keep` would need a time function inside COALESCE. Citus does
-        not allow a time function inside COALESCE.
+        One UPDATE could do the work of both `complete` and `complete_and_keep`, but this UPDATE would need a time
+        function inside COALESCE. Citus does not allow a time function inside COALESCE.
         """
         return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
 

@@ -4,7 +4,7 @@ text that this module has encrypted is called a sealed text.
 Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module imports the package `cryptography` only
 if encryption keys are set.
 
-# Note [What tells sealed text from plain text]
+# Note [How to recognize a sealed text]
 When a project sets `ENCRYPTION_KEYS`, the older rows stay unencrypted, and must stay readable. So this module must
 check whether a stored text is sealed. The check must be correct even if a client has chosen the text.
 
@@ -17,10 +17,11 @@ Some views return a text from the request, so an unencrypted body can begin with
 use the mark. One statement always writes the headers and the body of a response. If the headers begin with the mark,
 the body is also sealed.
 
-# Note [What sealed text is bound to]
+# Note [Sealed text belongs to one row and one column]
 The cipher is AES-256-GCM with associated data. The associated data describes the place of the text, such as its row and
-its column. A sealed text can be decrypted only in its own place. Otherwise, a person with access to the database could
-copy another user's response into their own row. The next retry of this person would get the other user's response.
+its column. A sealed text can be decrypted only in the row and the column for which it was encrypted. Otherwise, a
+person with access to the database could copy another user's response into their own row. The next retry of this person
+would get the other user's response.
 
 The associated data contains the two hashes of the row and the name of the column. The two hashes depend on the key, the
 caller and the operation. If the text belongs to a step, the associated data also contains the name of the step. If the
@@ -84,13 +85,13 @@ def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | Non
 
 
 def is_sealed(stored: str | None) -> bool:
-    """Return whether this stored text is encrypted. See Note [What tells sealed text from plain text]."""
+    """Return whether this stored text is encrypted. See Note [How to recognize a sealed text]."""
     return stored is not None and stored.startswith(MARK)
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
-    """Return the headers and the body of a response for the row. If an encryption key is set, this function encrypts
-    the headers and the body.
+    """Return the headers and the body of a response, in the form in which the row stores them. If an encryption key is
+    set, this function encrypts the headers and the body.
     """
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
@@ -143,7 +144,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return bytes that identify the place of a text. See Note [What sealed text is bound to]."""
+    """Return bytes that identify the place of a text. See Note [Sealed text belongs to one row and one column]."""
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

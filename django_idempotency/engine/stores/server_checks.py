@@ -119,8 +119,8 @@ the schema of a tenant."""
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """On Citus, check where the package's tables are stored.
 
-    If a table is stored in a wrong place, an order can be committed without its key. Then a retry creates a second
-    order.
+    If a key table and the table of the orders are stored on different nodes, an order can be committed without its key.
+    Then a retry creates a second order.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:

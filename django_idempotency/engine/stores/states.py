@@ -9,10 +9,10 @@ package has already read.
 # Note [Which index finds a state]
 There are small partial indexes for leased keys, for failed keys and for unfinished steps. The conditions of these
 partial indexes are `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. A database uses a
-partial index if the query contains the condition of the index. So the condition of a state begins with the condition of
-its index. Every failed key has an error, so a condition on `last_error` finds all failed keys. On PostgreSQL, no index
-has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not use a HOT update when a key
-is completed. A HOT update is fast, because this UPDATE changes no index.
+partial index if the query contains the condition of the index. So the SQL that finds the keys in a state begins with
+the condition of a partial index. Every failed key has an error, so a condition on `last_error` finds all failed keys.
+On PostgreSQL, no index has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not use a
+HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
 
 There is no partial index for committed claims without a lease, because every completion would have to change this
 index. The query for committed claims without a lease uses the index on `expires_at`. So the query finds a claim only
@@ -44,8 +44,9 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # In SQLite, Django stores times as texts. This SQL writes the present time in the same text format, so that SQLite
-    # can compare both times. Each percent sign is written twice, because one percent sign begins a placeholder.
+    # In SQLite, Django stores times as texts. This SQL writes the present time in Django's text format, so that SQLite
+    # can compare the present time with a stored time. Each percent sign is written twice, because one percent sign
+    # begins a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",

@@ -68,7 +68,7 @@ class RunningTransaction:
         pid: the id of the server process, for `pg_terminate_backend`.
         application_name: the name that your service has set on its connection.
         keys: how many keys the transaction has claimed.
-        seconds: the transaction's age, or None if your role is not in `pg_read_all_stats` and may not see it.
+        seconds: the transaction's age, or None if your role is not in `pg_read_all_stats` and cannot see it.
         state: "active", or "idle in transaction" while the server waits for the worker, or None, see `seconds`.
     """
 
@@ -322,7 +322,7 @@ class Store(ABC):
             return Conflicted()
         if wanted.lease is None and self.journal.has_steps(stored.id):
             # An earlier attempt of this key ran in leased mode and has stored steps. An attempt in atomic mode ignores
-            # stored steps, and would repeat finished steps.
+            # the stored steps, so it would run these steps again.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
         if isinstance(outcome, Claimed):

@@ -11,16 +11,16 @@ from ..base import DatabasesCommand, counted
 
 class Command(DatabasesCommand):
     help = (
-        "Delete expired idempotency keys, in short transactions. For cron. The exit status is 0 if the cleanup "
-        "is done or has reached a limit, 1 after an error, 3 as --fail-on-stuck says, and 128 plus the signal's number "
-        "if a signal ended the run."
+        "Delete expired idempotency keys, in short transactions. Run the command with cron. The exit status is 0 if "
+        "the cleanup is done or has reached a limit, and 1 after an error. For 3, see --fail-on-stuck. If a signal "
+        "ended the run, the exit status is 128 plus the signal's number."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         rows = "Rows per transaction (%(default)s)."
         parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="ROWS", help=rows)
-        parser.add_argument("--pause", type=float, default=0, metavar="S", help="Rest S seconds between two batches.")
+        parser.add_argument("--pause", type=float, default=0, metavar="S", help="Wait S seconds between two batches.")
         attention = "Exit with status 3 if keys are stuck, in doubt or half done."
         parser.add_argument("--fail-on-stuck", action="store_true", help=attention)
 

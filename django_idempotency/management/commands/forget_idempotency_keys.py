@@ -20,10 +20,10 @@ class Command(IdempotencyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
-        caller.add_argument("--user", metavar="NAME", help="The user with this name.")
-        caller.add_argument("--scope", help="The caller, as the admin shows it, or as the view's scope= returns it.")
-        parser.add_argument("--key", help="Only this key. Default: all keys of the caller.")
-        parser.add_argument("--operation", help="With --key: only this operation, such as 'POST orders/'.")
+        caller.add_argument("--user", metavar="NAME", help="Forget the keys of the user with this name.")
+        caller.add_argument("--scope", help="Forget the keys of this scope, as the admin or the option scope names it.")
+        parser.add_argument("--key", help="Forget only this key. Default: all keys of the caller.")
+        parser.add_argument("--operation", help="Forget the --key only for this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")
 

@@ -19,23 +19,23 @@ FORMATS = {"table": as_table, "markdown": as_markdown}
 class Command(IdempotencyCommand):
     help = (
         "List the unsafe routes of the project's URLconf, protected or not. No view is called, and no database is "
-        "read. Exit status: 0 listed, 1 unprotected routes were found and --fail-on-unprotected was given, 2 the list "
-        "could not be made."
+        "read. The exit status is 0 if the list was printed, and 2 if the list could not be made. For 1, see "
+        "--fail-on-unprotected."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--format", choices=FORMATS, default="table", help="The format (%(default)s). markdown is for clients.")
+        add("--format", choices=FORMATS, default="table", help="Default: %(default)s. Use markdown for your clients.")
         add("--all", action="store_true", help="Also list Django's admin, and suffixes such as orders.json.")
-        add("--urlconf", help="Dotted path of a URLconf. Default: ROOT_URLCONF.")
-        fail = "For CI: exit with status 1 if a route is neither protected nor allowed."
+        add("--urlconf", help="List the routes of this URLconf, a dotted path. Default: ROOT_URLCONF.")
+        fail = "Exit with status 1 if a route is neither protected nor allowed. Use this option in CI."
         add("--fail-on-unprotected", action="store_true", help=fail)
         allow = (
-            "What may be unprotected. A pattern names a route ('hooks/*'), a method and a route ('DELETE *'), or a "
-            "view ('shop.views.*'). May be repeated."
+            "Allow these routes to be unprotected. The pattern names a route ('hooks/*'), a method and a route "
+            "('DELETE *'), or a view ('shop.views.*'). May be repeated."
         )
         add("--allow", action="append", default=[], metavar="PATTERN", help=allow)
-        add("--allow-file", type=Path, metavar="FILE", help="A file of such patterns, one on each line.")
+        add("--allow-file", type=Path, metavar="FILE", help="Read such patterns from this file, one on each line.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -50,8 +50,9 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # No unprotected endpoint matches this pattern. But if a new unprotected endpoint matched this pattern,
-                # the command would not report the endpoint.
+                # At the moment, the project does not need this pattern, because the pattern matches no unprotected
+                # endpoint. But if a new unprotected endpoint matched the pattern, the command would not report the
+                # endpoint.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
@@ -69,5 +70,5 @@ def _patterns(file: Path | None) -> list[str]:
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
     # A route can be a regular expression that contains "[". In a pattern of `fnmatch`, "[" has a different meaning. So
-    # a pattern that is exactly the same text as the route is also allowed.
+    # a route is also allowed if the pattern and the route are the same text.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)

@@ -13,8 +13,8 @@ from ..base import DatabasesCommand, counted, several
 class Command(DatabasesCommand):
     help = (
         "Ask reconcile about each idempotency key that needs attention, in place of a client that does not come back. "
-        "For cron. Prints one line for each key. The exit status is 0 if no key is left, 1 after an error of the "
-        "command or of a reconcile, 3 if keys are left, and 128 plus the signal's number if a signal ended the run."
+        "Run the command with cron. It prints one line for each key. The exit status is 0 if no key is left, 1 if the "
+        "command or reconcile has failed, 3 if keys are left, and 128 plus the number of a signal that ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -43,29 +43,30 @@ SHOWN = 200
 class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention. To decide about the listed keys, add --apply, and either --release "
-        "or --close. Each line begins with the number for --id, and names the caller. The exit status, also without "
-        "--apply, is 0 if all is done, 1 after an error, 3 if a key was refused or passed over or no key is selected."
+        "or --close. Each line begins with the number for --id, and names the caller. The exit status is 0 if all is "
+        "done, 1 after an error, and 3 if no key is selected, or if a key was refused or left out."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        chosen = parser.add_argument_group("which keys (all given options must apply)")
-        chosen.add_argument("--operation", action="append", help="Such as 'POST pay/'. May be repeated.")
-        chosen.add_argument("--state", action="append", choices=STATES, help="May be repeated. Default: all.")
-        chosen.add_argument("--older-than", type=float, metavar="S", help="Unchanged for at least S seconds.")
-        chosen.add_argument("--key", help="A key or its reference in the log, also if it needs no attention.")
-        number = "The number of a row. May be repeated."
-        chosen.add_argument("--id", action="append", type=int, metavar="N", help=number)
-        chosen.add_argument("--database", help="Database alias; default: the write alias.")
+        add = parser.add_argument_group("which keys (all given options must apply)").add_argument
+        add("--operation", action="append", help="Keys of this operation, such as 'POST pay/'. May be repeated.")
+        add("--state", action="append", choices=STATES, help="Keys in this state. May be repeated. Default: all.")
+        add("--older-than", type=float, metavar="S", help="Keys that have not changed for at least S seconds.")
+        add("--key", help="A key, or the reference of a key in the log, even if the key needs no attention.")
+        add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
+        add("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
-        one = decision.add_mutually_exclusive_group()
-        one.add_argument("--release", action="store_true", help="Let the next retry make calls in doubt again.")
-        one.add_argument("--close", type=int, metavar="STATUS", help="Answer retries with this status, 200 to 499.")
-        decision.add_argument("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
-        decision.add_argument("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
-        decision.add_argument("--body", default="", help="With --close. JSON if it begins with {, [ or a double quote.")
-        decision.add_argument("--reason", default="", help="Why, or the ticket. --apply needs it.")
-        decision.add_argument("--by", default="", help="Who decides. --apply needs it.")
-        decision.add_argument("--apply", action="store_true", help="Carry the decision out.")
+        add = decision.add_mutually_exclusive_group().add_argument
+        add("--release", action="store_true", help="Allow the next retry to repeat the calls that are in doubt.")
+        add("--close", type=int, metavar="STATUS", help="Answer retries with this status, 200 to 499.")
+        add = decision.add_argument
+        add("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
+        add("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
+        body = "The body of the answer of --close. The body is JSON if it begins with {, [ or a double quote."
+        add("--body", default="", help=body)
+        add("--reason", default="", help="The reason for the decision, or a ticket number. Required with --apply.")
+        add("--by", default="", help="The name of the person who decides. Required with --apply.")
+        add("--apply", action="store_true", help="Carry the decision out.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
@@ -149,7 +150,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
     """Return a text that says why the decision is not possible for this key.
 
-    If the decision is possible, return an empty text. If the command only lists keys, also return an empty text.
+    If the decision is possible, return an empty text. If the command only lists keys, the text is empty, too.
     """
     if action and not key.idle:
         return "it is completed, or a worker holds it"
