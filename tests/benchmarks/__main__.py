@@ -36,8 +36,6 @@ from tests.benchmarks.page import with_part
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"
 ALL_FIGURES = Path(__file__).with_name("figures.md")
-ON_THE_PAGE = ("requests",)
-"""The parts whose tables the page shows. `figures.md` has all of them."""
 MODULES = requests, peers, server, cores, growth, cleanup, traffic, elsewhere
 PARTS = {part.__name__.rpartition(".")[2]: part for part in MODULES}
 
@@ -60,25 +58,21 @@ def main() -> None:
         "--only", action="append", choices=PARTS, help="only this part, and print only; may be repeated"
     )
     options = parser.parse_args()
-    on_the_page, all_figures, images, found = [conditions()], [conditions(), calls.told()], {}, {}
+    all_figures, images, found = [conditions(), calls.told()], {}, {}
     for name in options.only or PARTS:
         part = PARTS[name]
         print(name, "…", file=sys.stderr, end=" ", flush=True)
         started = time.monotonic()
         found[name] = measured = part.measure(quick=options.quick)
         print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-        drawn = part.drawn(measured)
-        images |= drawn
-        written = [f"### {part.TITLE}", part.told(measured)]
-        all_figures += written
-        if name in ON_THE_PAGE:
-            on_the_page += [*written, *(f"![{part.TITLE}](images/{file})" for file in drawn)]
+        images |= part.drawn(measured)
+        all_figures += [f"### {part.TITLE}", part.told(measured)]
     print("\n\n".join(all_figures))
     if {"requests", "cleanup"} <= found.keys():
         print(first := answer(found["requests"], found["cleanup"]))
     if not (options.quick or options.only):
         put(PAGE, "answer", first)
-        put(PAGE, "figures", "\n\n".join(on_the_page))
+        put(PAGE, "conditions", all_figures[0])
         put(ALL_FIGURES, "figures", "\n\n".join(all_figures))
         IMAGES.mkdir(exist_ok=True)
         for file, image in images.items():

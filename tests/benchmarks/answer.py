@@ -12,8 +12,8 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
     bare, bare_far = near["bare view"], far["bare view"]
     (alone,) = (one.rate for one in cleaned if one.name == cleanup.ALONE)
     lines = (
-        f"**A first request** takes {first.ratio(bare):.2f} times as long as a view with one INSERT. If a round trip to "
-        f"the database takes 0.5 ms, the factor is {far[first.name].ratio(bare_far):.2f}. The package adds two "
+        f"**A first request** takes {first.ratio(bare):.2f} times as long as a view with one INSERT. If a round trip "
+        f"to the database takes 0.5 ms, the factor is {far[first.name].ratio(bare_far):.2f}. The package adds two "
         "statements and no round trip.",
         f"**A replay** takes {replay.ratio(bare):.2f} times as long as that view, and with a round trip of 0.5 ms "
         f"{far[replay.name].ratio(bare_far):.2f} times. A replay needs two round trips and writes nothing.",
