@@ -96,7 +96,7 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker is running this operation with this key. Try again after `retry_after` seconds (at most 60)."""
+    """Another worker is running this operation with this key. Try again after `retry_after` seconds: 60 or less."""
 
     retry_after: int = 1
 

@@ -80,7 +80,7 @@ class KeyCollector:
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges. If a database does not answer, its gauges keep the values of the last successful scrape.
-        So a failure of the database does not end an alert.
+        So an alert that is on stays on while the database does not answer.
         """
         families = _families()
         for alias in self.using or (alias_for(None),):

@@ -32,8 +32,8 @@ key_event = Signal(use_caching=True)
         "busy": the store did not answer in time. Nothing has run.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             forbids that.
-        "taken_over": a leased attempt has taken over the key from an attempt whose lease was over. "claimed" is not
-            sent then.
+        "taken_over": the lease of an attempt was over, and a new attempt has taken over the key. In this case, the
+            event "claimed" is not sent.
         "held": a request was refused or has failed, because the effects of a call or a write are not known. A person
             must find out what has happened.
         "purged": a cleanup has ended.

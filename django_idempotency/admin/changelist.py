@@ -102,8 +102,8 @@ class BoundedChangeList(ChangeList):
 class StateFilter(admin.SimpleListFilter):
     """This is the admin's filter by state.
 
-    This class finds only the keys with the state `completed`. The class `BoundedChangeList` finds the keys with every
-    other state.
+    This class finds only the keys with the state `completed`. The class `BoundedChangeList` finds the keys with all
+    remaining states.
     """
 
     title = _("state")

@@ -1,5 +1,5 @@
-"""This module makes the overview above the admin's list of keys. The overview shows how many keys are in each state,
-and how many keys need attention.
+"""This module makes the overview that the admin shows above its list of keys. The overview shows how many keys are in
+each state, and how many keys need attention.
 
 Each query of this module reads a limited part of the table.
 """

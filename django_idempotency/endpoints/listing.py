@@ -2,7 +2,7 @@
 
 This module reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
 list shows the endpoint as not protected. If a decorator above `idempotent` does not use `functools.wraps`, the list
-also shows the endpoint as not protected.
+wrongly shows the endpoint as not protected.
 """
 
 from __future__ import annotations

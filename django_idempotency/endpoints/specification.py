@@ -1,9 +1,9 @@
 """This module describes one protected endpoint for clients, as English text and as OpenAPI.
 
 The IETF draft about the `Idempotency-Key` header says which facts a client needs (sections 2.2, 2.3 and 2.5.2). A
-client must know whether a key is required, what format a key has, and when a key expires. A client must also know for
-which caller a key is unique, and how a retry is compared with the first request. The command `idempotency_endpoints`
-prints the same English texts that the OpenAPI schemas contain.
+client must know whether a key is required, what format a key has, and when a key expires. A client must also know
+whether two callers can use the same key, and how the server compares a retry with the first request. The command
+`idempotency_endpoints` prints the same English texts that the OpenAPI schemas contain.
 """
 
 from __future__ import annotations

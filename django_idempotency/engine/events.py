@@ -121,10 +121,10 @@ def harmless() -> Iterator[None]:
     Python's logging prints most of its own errors, and does not raise them. But a filter of a logger can raise an
     exception. If a receiver without `__qualname__` fails, `send_robust` itself raises an exception.
 
-    The argument `robust=True` of `on_commit` is not enough, because the callback is a `partial` object. If the callback
-    raised an exception, Django 5.2 itself would raise another exception, and would not run the callbacks of the
-    project. Newer versions of Django would write the callback to the log. The callback contains the key, and the key is
-    a secret.
+    The argument `robust=True` of `on_commit` cannot replace this function, because the callback is a `partial` object.
+    If this callback raised an exception, Django 5.2 would raise a second exception, and would not run the project's
+    callbacks. Newer versions of Django would write the text of the callback to the log. This text contains the key, and
+    the key is a secret.
     """
     try:
         yield

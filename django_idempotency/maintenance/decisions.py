@@ -1,8 +1,8 @@
 """This module reads and writes the list of decisions about a key. The list is stored in a column of the key's row. Each
 decision has an action and a time. A decision can also have a reason, and the name of the person or of the command.
 
-A decision can delete steps that were in doubt. The list contains a copy of these steps, so that people can read the
-deleted steps. When the key's row is deleted, the list is deleted, too.
+A decision can delete steps that were in doubt. The list contains a copy of the deleted steps, so that people can still
+read them. When the key's row is deleted, the list is deleted, too.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key. The oldest decision comes first. Raises `NotDecryptable`. Reads no database.
 
     If this version of the package cannot read an entry, the function returns a decision with the action "unreadable". A
-    newer version of the package can write an entry of this kind. The time of an unreadable decision is the time of the
-    key's last change. This function ignores unknown fields of an entry.
+    newer version of the package can write an entry of this kind. If a decision cannot be read, use the time of the
+    key's last change as the decision's time. This function ignores unknown fields of an entry.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [

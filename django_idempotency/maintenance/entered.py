@@ -92,8 +92,8 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # If the entered value names no database alias, this check reads the row from the alias for writes. A retry will
-        # also read the row from this alias, and not from a replica.
+        # If the entered value contains no database alias, this check reads the row from the alias that the router
+        # chooses for writes. A retry reads the row from this alias, too, and not from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

@@ -59,8 +59,8 @@ class Facts(Seen):
         committed some writes.
 
         The action "answer" needs a confirmation if the key has a finished call or a step in doubt. The action also
-        needs a confirmation if the key is in progress and has no lease. After an answer, the key no longer needs
-        attention. So without a confirmation, people could forget a customer who has paid and has no order.
+        needs a confirmation if the key is in progress and has no lease. After the action "answer", the key no longer
+        needs attention. So without a confirmation, people could forget a customer who has paid and has no order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

@@ -205,8 +205,8 @@ class EndpointChecks:
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return a function that counts the objects of `creates`, and a name for these objects in error messages. If
-    `creates` is None, the name is an empty text.
+    """Return two values. The first value is a function that counts the objects of `creates`. The second value is the
+    name of these objects in error messages. If `creates` is None, the name is an empty text.
     """
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)

@@ -68,8 +68,8 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place. If this place has the number `stop_at`, stop the request with an exception. After this
-        stop, raise the exception at every other place.
+        """Record the place. If this place has the number `stop_at`, raise an exception, which stops the request. Raise
+        the exception at all later places, too.
         """
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
@@ -80,8 +80,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The last place is before the COMMIT of the response. If a crash comes after this COMMIT, only the answer to
-        # the client is lost, and the retry gets a replay.
+        # The last place at which the attempt is stopped is before the COMMIT of the response. If a crash comes after
+        # this COMMIT, only the answer to the client is lost, and the retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -162,7 +162,7 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """This class stops requests at each place, and checks the retries.
+    """This class stops a request at each place at which a worker could die, and checks the retry.
 
     For each place, the class sends a request with a new key, and stops the request at this place. Then the class ends
     the lease of the key, and sends a retry.
@@ -240,9 +240,9 @@ class CrashChecks:
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """Yield each defect of the retry, together with advice for the developer.
 
-        A call without a derived key must not be made twice. A step must have the same name in all attempts. The
-        function `reconcile` can record the result of a call with the help of a different function. A run of this
-        different function does not count as a second call.
+        A call without a derived key must not be made twice. A step must have the same name in all attempts. In a retry,
+        `reconcile` can pass another function to `operation.call`, to record the result of a call. This does not count
+        as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

@@ -155,7 +155,7 @@ def for_methods(*methods: str) -> Idempotency:
     """Return an `Idempotency` object that sets only the option `methods`.
 
     The function is cached, so two calls with the same methods return the same object. The cache of the function
-    `resolve` works only if each call gets the same object.
+    `resolve` works only if the caller passes the same object in each call.
     """
     return Idempotency(methods=methods)
 

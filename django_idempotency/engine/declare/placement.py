@@ -107,7 +107,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Return an error message if `idempotent` decorates a `dispatch` method that it must not decorate.
+    """Return an error message if `idempotent` decorates a `dispatch` method, but is not allowed there.
 
     Otherwise, return None. A system check also calls this function.
     """
@@ -125,8 +125,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """If code below a protected `dispatch` method can decide who the caller is, return a text that names this code.
-    Otherwise, return None.
+    """A protected `dispatch` method calls other code. If this code can decide who the caller is, return a text that
+    names the code. Otherwise, return None.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.

@@ -181,8 +181,8 @@ class _Attempt(NoBridgeAbove):
         return None.
 
         If there is only one database server, our claim fails when another request has claimed the key. In a Galera
-        cluster, two requests on different nodes can both claim the key. Then the slower request gets an error from a
-        statement of its work, or from COMMIT.
+        cluster, two requests on different nodes can both claim the key. Then the slower request gets a database error
+        from an SQL statement of its work, or from COMMIT.
         """
         # After COMMIT, Django sets the attribute `run_commit_hooks_on_set_autocommit_on` to True. After the `on_commit`
         # callbacks, Django sets this attribute to False. So if the attribute is True here, an `on_commit` callback has
@@ -211,8 +211,8 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return whether a committed claim stops all retries of the key, because the work has ended its own
-        transaction.
+        """Return True if the work has ended the transaction in which it ran. Then the claim is committed, and stops all
+        retries of the key.
         """
         # Inside the caller's transaction, the method `look` could find a row that is not committed. If the connection
         # is closed, no query is possible.

@@ -100,8 +100,8 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller is cancelled, the thread does not stop and claims the key. After the claim, this function raises
-        # an error, so that the work does not start.
+        # If the caller is cancelled, the thread continues, and still claims the key. After the claim, this function
+        # raises an error, so that the work does not start.
         if cancelled:
             raise asyncio.CancelledError
 

@@ -309,12 +309,12 @@ class LeasedOperation(Operation):
         return an empty text.
 
         If the answer is refused, the key is not completed. The package refuses to store an answer only if the key has a
-        `call` step. If a `write` step has failed and the work has caught the error, the answer is refused. If an
-        earlier attempt has stored the result of a step, the work must use this step again, and then gets the stored
-        result. Otherwise, the answer is refused. For example, a customer has paid, but the order is missing. If the
-        package completed the key of this payment, no person would notice the missing order. But the work need not use a
-        stored `fetch` step again, because a `fetch` only reads. If the answer comes from `reconcile`, the package does
-        not call this method.
+        `call` step. If a `write` step has failed and the work has caught the error, the package does not store the
+        answer. If an earlier attempt has stored the result of a step, the work must use this step again, and then gets
+        the stored result. Otherwise, the package does not store the answer. For example, a customer has paid, but the
+        order is missing. If the package completed the key of this payment, no person would notice the missing order.
+        But the work need not use a stored `fetch` step again, because a `fetch` only reads. If the answer comes from
+        `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:
             return ""  # in most attempts, the method ends here and sends no query

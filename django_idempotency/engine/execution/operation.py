@@ -329,7 +329,8 @@ class Operation:
 
 
 class AtomicOperation(Operation):
-    """Work without the option `lease` gets an object of this class. The work runs in one transaction and has no steps.
+    """If the option `lease` is not set, the work gets an object of this class. The work runs in one transaction and has
+    no steps.
 
     Each protected request in atomic mode creates an `AtomicOperation`, so the constructor must be fast.
     """

@@ -167,7 +167,7 @@ def _is_access_token(auth: Any) -> bool:
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the default scope of a user, without the option `scope`. No query runs.
+    """Return the scope that a user has if the option `scope` is not set. No query runs.
 
     Args:
         user: for example `request.user`.

@@ -3,11 +3,11 @@
 A retry must have the same fingerprint as the first request with the same key.
 
 # Note [The comparison uses the data that Django has read]
-The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. The fingerprint of every other
-request is made of `request.body`. Django keeps `request.body`, so a view or a parser can read the body again. But the
-stream of a multipart form can be read only once, and the package reads the stream before the view runs. So a view that
-reads the stream of a form itself needs the option `fingerprint=`. A view that sets upload handlers also needs the
-option `fingerprint=`.
+The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. For all other requests, the package
+computes the fingerprint from `request.body`. Django keeps `request.body`, so a view or a parser can read the body
+again. But the stream of a multipart form can be read only once, and the package reads the stream before the view runs.
+So a view that reads the stream of a form itself needs the option `fingerprint=`. A view that sets upload handlers also
+needs the option `fingerprint=`.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
@@ -168,8 +168,8 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
         # Python raises this error if it does not know the charset of the form. Python also raises this error if the
         # charset is a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # When Django parses a form, Django makes the list of upload handlers immutable. So if the list is mutable, Django
-    # has not parsed the form. If the list is mutable and the form is empty, other code has read the stream.
+    # When Django parses a form, Django makes the list of upload handlers immutable. So a mutable list shows that Django
+    # has not parsed the form. A mutable list and an empty form together show that other code has read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)

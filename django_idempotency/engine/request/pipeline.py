@@ -2,7 +2,7 @@
 
 The package promises the order of the steps, so this order must not change.
 
-# Note [Taking ATOMIC_REQUESTS over]
+# Note [How the package replaces ATOMIC_REQUESTS]
 With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside this
 `atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
 failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
@@ -123,9 +123,9 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # The key contains the time of the client's clock, which can be some minutes ahead. If the time in a key is in
-        # the future, the package accepts the key for some minutes longer than `ttl`. So the row must also be stored for
-        # some minutes longer than `ttl`. If the row expired already after `ttl`, a retry could run the view again.
+        # The key contains a time, which comes from the client's clock. This clock can be some minutes ahead. Then the
+        # package still accepts the key some minutes after the end of `ttl`. So the package must store the row for some
+        # minutes longer than `ttl`. If the row expired at the end of `ttl`, a retry could run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -282,7 +282,7 @@ class TakenOver(set[str]):
     """The attribute `_non_atomic_requests` of a protected view is an instance of this class. If the set contains the
     alias of a database, Django opens no transaction in this database.
 
-    See Note [Taking ATOMIC_REQUESTS over]. The set stores the aliases that the project has excluded with
+    See Note [How the package replaces ATOMIC_REQUESTS]. The set stores the aliases that the project has excluded with
     `non_atomic_requests`. The method `__contains__` also returns True for the database of the key table. The set does
     not store the alias of this database, because a router can choose a different database for each request. Another
     reason is that the settings are not always ready when Python imports the view.

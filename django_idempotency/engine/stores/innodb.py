@@ -184,8 +184,8 @@ class MySQLStore(InnoDBStore):
     duplicate waits.
 
     InnoDB keeps a deleted row in the index for some time. During this time, a client can send the key of the deleted
-    row again. Then the INSERT of this key locks the index gap next to the deleted row. If another new key needs a place
-    in this gap, the INSERT of the other key waits until the gap lock ends.
+    row again. Then the INSERT of this key locks the index gap next to the deleted row. If a second new key belongs into
+    this gap, the INSERT of the second key waits until the gap lock ends.
     """
 
     # If a subquery reads the table into which the statement inserts a row, MySQL raises error 1093. A derived table (a

@@ -21,11 +21,12 @@ So two releases of this package can use the same connection pooler. With a conne
 same connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an
 attribute of the connection object.
 
-A prepared statement can fail for two reasons. First, the command DISCARD ALL can delete the prepared statement. Second,
-another client behind a connection pooler can already have a prepared statement with the same name. If the prepared
-statement of a claim fails, the claim is rolled back and sent again as SQL text. After a failed prepared statement, the
-connection sends all statements as SQL text. If the prepared statement of a completion fails, the request fails, and
-nothing of the request is committed. A completion is never sent again, because the view has run already.
+A prepared statement can fail for two reasons. The first reason is that the command DISCARD ALL has deleted the prepared
+statement. The second reason is that another client behind a connection pooler already has a prepared statement with the
+same name. If the prepared statement of a claim fails, the claim is rolled back and sent again as SQL text. After a
+failed prepared statement, the connection sends all statements as SQL text. If the prepared statement of a completion
+fails, the request fails, and nothing of the request is committed. A completion is never sent again, because the view
+has run already.
 
 If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
 reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`

@@ -267,8 +267,9 @@ class CitusStore(PostgreSQLStore):
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # This class sends each statement to the database in a separate message. One message with several statements
-        # would save little time. Citus needs most of the time for the messages between its nodes.
+        # This class sends each statement to the database in a separate message. If one message contained several
+        # statements, a claim would be hardly faster, because Citus spends most of its time on the messages between its
+        # nodes.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:

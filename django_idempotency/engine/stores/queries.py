@@ -1,8 +1,8 @@
 """This module has the SQL statements that find a key, claim a key, complete a claim, or release a claim.
 
-Each store builds its SQL statements only once. Each store has its own INSERT. In all statements except the INSERT, only
-the SQL for times depends on the kind of database. Rare actions, such as a takeover, use Django's ORM. All parameters of
-the statements have names. The functions `values_of` and `values_of_claim` return dicts of parameters.
+Each store builds its SQL statements only once. Each store has its own INSERT. The other statements are the same for
+each kind of database, except for the SQL that computes times. Rare actions, such as a takeover, use Django's ORM. All
+parameters of the statements have names. The functions `values_of` and `values_of_claim` return dicts of parameters.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL that adds a number of seconds to the database's time. The argument `seconds` is the name of the
-        SQL parameter that contains the number.
+        """Return SQL that adds a number of seconds to the database's time. An SQL parameter contains the number, and
+        the argument `seconds` is the name of this parameter.
         """
         return self._later.replace("%s", f"%({seconds})s")
 

@@ -14,8 +14,8 @@ unencrypted error text begins with the name of a Python class or with fixed word
 error text also cannot begin with the mark.
 
 Some views return a text from the request, so an unencrypted body can begin with `enc1:`. So the column `body` does not
-use the mark. One statement always writes the headers and the body of a response. If the headers begin with the mark,
-the body is also sealed.
+use the mark. The headers and the body of a response are always written by the same statement. If the headers begin with
+the mark, the body is also sealed.
 
 # Note [Sealed text belongs to one row and one column]
 The cipher is AES-256-GCM with associated data. The associated data describes the place of the text, such as its row and
@@ -66,8 +66,8 @@ response. An empty fact is left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """Encrypt the text for its place in the table, and return the sealed text. If no encryption key is set, return the
-    text unchanged.
+    """Encrypt the text so that it can be decrypted only in its own row and column. Return the encrypted text. If no
+    encryption key is set, return the text unchanged.
     """
     if text is None or not (ciphers := _ciphers()):
         return text
@@ -144,7 +144,9 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return bytes that identify the place of a text. See Note [Sealed text belongs to one row and one column]."""
+    """Return bytes that identify the row and the column in which a text is stored. See Note [Sealed text belongs to one
+    row and one column].
+    """
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

@@ -144,8 +144,8 @@ class Seen:
 
     @property
     def unleased(self) -> bool:
-        """Return True if the key is in progress and has no lease. Then the work of the key has ended its own
-        transaction.
+        """Return True if the key is in progress and has no lease. Then the view has ended the transaction in which it
+        ran.
         """
         return self.row.status == Status.IN_PROGRESS and self.row.locked_until is None
 

@@ -216,7 +216,7 @@ class Store(ABC):
         """Delete the row of this claim. Then the next request with this key is treated as a new request.
 
         Raises `ClaimLost` if the row does not belong to the claim any more. The DELETE must be the last statement of
-        the caller's `atomic()` block, because a store can send COMMIT in the same message.
+        the caller's `atomic()` block, because a store can send the DELETE and COMMIT in one message.
         """
         self._write_last("release", values_of_claim(claimed))
 
@@ -286,7 +286,7 @@ class Store(ABC):
     # --- shared methods
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Try to claim the key, but do not repeat the claim.
+        """Try to claim the key once. If this fails, do not try again.
 
         The method returns None if another transaction has changed or deleted the row during the claim.
         """

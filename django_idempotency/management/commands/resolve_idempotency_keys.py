@@ -29,12 +29,12 @@ LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 for which the other side must be asked first.
 """
 LOOKED_HELP = (
-    "With --release: also release keys with a call in doubt whose policy is not retry, keys with a write in doubt, and "
-    "keys without a lease. With this option you say that you have looked: the steps in doubt had no effect."
+    "Let --release also release keys with a call in doubt whose policy is not retry, keys with a write in doubt, and "
+    "keys without a lease. You confirm that you have checked the steps in doubt, and that they had no effect."
 )
 SETTLED_HELP = (
-    "With --close: also close keys with calls that have finished or are in doubt. With this option you say that you "
-    "have looked: either the order exists, or no money is kept."
+    "Let --close also close keys with calls that have finished or are in doubt. You confirm that the order exists, "
+    "or that the customer has lost no money."
 )
 SHOWN = 200
 """The command prints at most this number of characters of a step's result."""
