@@ -41,7 +41,7 @@ class IdempotencyKey(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     # The unique index contains two hash numbers instead of the texts `scope`, `operation` and `key`. An index of
-    # numbers has half the size, and all databases compare numbers in the same way.
+    # numbers is half as big as an index of texts, and all databases compare numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)

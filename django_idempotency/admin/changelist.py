@@ -57,8 +57,8 @@ class BoundedChangeList(ChangeList):
 
         The search and the other filters run first, and the filter by state runs last.
 
-        If a person chooses a filter but no state, the list contains only keys from the latest 100,000 keys. For the
-        state `completed`, the filter by state reads only the latest 100,000 keys, too. But a search finds all keys,
+        If a person chooses a filter but does not choose a state, the list searches only the latest 100,000 keys. For
+        the state `completed`, the filter by state reads only the latest 100,000 keys, too. But a search finds all keys,
         because a search uses an index.
         """
         found = super().get_queryset(request, exclude_parameters)

@@ -135,7 +135,7 @@ class ReleaseForm(DecisionForm):
 
 
 class RecordForm(DecisionForm):
-    """In this form, an operator records the result of a step."""
+    """An operator uses this HTML form to record the result of a step."""
 
     name, label = "record", _("Record an outcome")
     explanation = _(

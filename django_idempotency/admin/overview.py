@@ -73,7 +73,7 @@ def find(state: str, keys: Keys) -> list[int]:
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # none of the other states is wanted, so the loop stops
+        if name == wanted[-1]:  # the caller has not asked for the remaining states, so the loop stops
             break
     return sorted(found)
 

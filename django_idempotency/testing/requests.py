@@ -105,8 +105,8 @@ class Request:
     def _body(self, carried: Any) -> Any:
         """Return the body of the request.
 
-        The argument `carried` is the part of the body that contains the key. This part is a dict with some fields, or
-        the whole body.
+        The key is in one part of the body. The argument `carried` is this part. This part is a dict with some fields,
+        or the whole body.
         """
         data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs its own copy
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
@@ -134,7 +134,7 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
     def send(client: Any) -> Reply:
         try:
-            # To open a connection takes longer than to send a request. So each thread first opens its connection, and
+            # Opening a connection takes longer than sending a request. So each thread first opens its connection, and
             # then waits until all threads have a connection.
             connections[alias].ensure_connection()
             barrier.wait()

@@ -79,8 +79,8 @@ def must(advice: str, possible: Callable[[Any], Any]) -> Check:
 
 
 def or_none(check: Check) -> Check:
-    """Return a check that accepts None in addition to other values. The function `check` decides about every other
-    value.
+    """Return a check that accepts None in addition to other values. The function `check` decides about all remaining
+    values.
     """
     return lambda value: None if value is None else check(value)
 

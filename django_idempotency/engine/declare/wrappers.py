@@ -3,7 +3,7 @@
 The allowed decorators do not check the caller of the view. The package finds every decorator that uses
 `functools.wraps`. The package cannot find a check of the caller in the view's own code.
 
-# Note [A wrapper is known by its code]
+# Note [The package recognizes a wrapper by its code object]
 `functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
 has made this wrapper. But `functools.wraps` does not change the code object (`__code__`) of the wrapper. The wrapper
 also keeps its global variables. The qualified name of the wrapper's code object begins with the name of the decorator.
@@ -126,7 +126,10 @@ def _dummy(*args: Any, **kwargs: Any) -> None:
 
 
 def _name(wrapper: Any) -> str:
-    """Return the dotted name of the decorator that made this wrapper. See Note [A wrapper is known by its code]."""
+    """Return the dotted name of the decorator that made this wrapper.
+
+    See Note [The package recognizes a wrapper by its code object].
+    """
     if any(base.__name__ == PROXY for base in type(wrapper).__mro__):
         return PROXY
     if not hasattr(wrapper, "__code__"):

@@ -225,7 +225,8 @@ class _Attempt(NoBridgeAbove):
 
     def keep(self, finished: Finished[T], snapshot: Snapshot) -> Outcome[T]:
         """Claim the key again, and store the answer. The first claim was rolled back. If another request has claimed
-        the key after the rollback, return the outcome of the second claim, for example `Conflicted`.
+        the key after the rollback, the new claim fails. Then return the outcome of this claim, for example
+        `Conflicted`.
 
         Raises:
             TransactionBroken: the database has rolled back the caller's writes, too. Then only the caller can go on.

@@ -23,7 +23,7 @@ class NoBridgeAbove:
     has a sync middleware.
 
     The work can start an asyncio task. This task can run longer than the work. For example, `asyncio.gather` does not
-    stop its other tasks when one task fails. If the work was inside this context manager, a later query of the task
+    stop its other tasks when one task fails. If the work runs inside this context manager, a later query of the task
     raises a `RuntimeError`. Without this context manager, asgiref would run the query of the task in the thread of the
     outer call. In this thread, the query would use the database connection of the work. But the transaction of the work
     has already ended. So the database would commit the query of the task separately. If the transaction of the work was

@@ -265,8 +265,8 @@ def _form_secret(request: Any) -> str | None:
     request.
 
     A browser gets the CSRF secret together with a form, before the user sends the form. But often the server sets the
-    session cookie in its answer to the form. So if the scope contained the session cookie, a second click on the form
-    would seem to come from another caller.
+    session cookie only in the response after the user has sent the form. So if the scope contained the session cookie,
+    a second click on the form would seem to come from another caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None

@@ -23,7 +23,8 @@ takeover with an old snapshot fails. A lock without an update would not stop the
 
 # Note [Lost answers]
 Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
-database has committed the transaction. So the package has a rule for each lost answer:
+database has committed the transaction. An answer can be lost at several places, and the package has a rule for each of
+these places:
 
 * If the connection breaks at the COMMIT of a claim, the error propagates, and the work does not run. If the claim was
   committed, the key is locked until its lease ends.

@@ -15,7 +15,7 @@ level. If one condition of this note is not true, Django's cursor sends the stat
 
 # Note [Prepared statements]
 On each connection, this module sends the first claim as SQL text. If a connection is used for only one request,
-prepared statements save no time. When the same connection sends its second claim, the message also prepares the
+prepared statements save no time. When a connection sends its second claim, the message to the server also prepares the
 statements. The name of a prepared statement contains a hash of the SQL, so different statements have different names.
 So two releases of this package can use the same connection pooler. With a connection pool, several requests use the
 same connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an
@@ -130,9 +130,9 @@ def may_send(connection: Any, status: int) -> bool:
 
     Before BEGIN, the caller passes the status IDLE. If the status is IDLE, two conditions must be true, so that the
     function returns True: psycopg would send a BEGIN without options, and Django would commit the transaction later.
-    Before COMMIT, the caller passes the status IN_TRANSACTION. For IN_TRANSACTION, the function returns True only if
-    the current `atomic()` block would end with COMMIT, and with no other statement. The function does not check whether
-    the connection needs a rollback.
+    Before COMMIT, the caller passes the status IN_TRANSACTION. If the status is IN_TRANSACTION, the function returns
+    True only if the end of the current `atomic()` block would send COMMIT, and nothing else. The function does not
+    check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (

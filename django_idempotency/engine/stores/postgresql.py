@@ -106,9 +106,10 @@ class PostgreSQLStore(Store):
         try:
             messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # The statement divides 1 by the number of rows that it has written. So if the claim is lost, the statement
-            # fails with a division by zero. A deferred trigger can also divide by zero, but only during COMMIT. A
-            # failed COMMIT ends the transaction. So the status IN_ERROR shows that the error does not come from COMMIT.
+            # The statement divides 1 by the number of rows that it has written. So if this worker no longer has the
+            # claim, the statement fails with a division by zero. A deferred trigger can also divide by zero, but only
+            # during COMMIT. A failed COMMIT ends the transaction. So the status IN_ERROR shows that the error does not
+            # come from COMMIT.
             raw: Any = connection.connection
             if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
                 raise claim_lost() from error

@@ -13,7 +13,7 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 
 class Command(IdempotencyCommand):
     help = (
-        "Delete what is stored about one caller: the next request with such a key runs again. Without --apply, the "
+        "Delete what is stored about one caller. The next request with a deleted key runs again. Without --apply, the "
         "command only counts the keys. Keys in progress, in doubt or half done are kept: first decide about them with "
         "resolve_idempotency_keys. The exit status is 0 if all is done, 1 after an error, and 3 if keys were kept."
     )
