@@ -41,7 +41,7 @@ _HOMES = {
 """The module of each name that is not an exception. The imports above name the same modules."""
 
 
-# If a type checker read `__getattr__`, the type checker would accept wrong names of attributes.
+# A type checker must not see `__getattr__`. Otherwise, the type checker would accept wrong names of attributes.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

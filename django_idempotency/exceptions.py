@@ -105,7 +105,8 @@ class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
     With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised if
-    the work has ended its own transaction and has then failed. A person or `reconcile` must decide about the key.
+    the work has ended the transaction in which it ran, and has failed after that. A person or `reconcile` must decide
+    about the key.
     """
 
 

@@ -162,9 +162,9 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
 def _scopes(text: str, request: HttpRequest) -> set[str]:
     """Return the scopes that the search must look for.
 
-    The result always contains the search text itself, because the search text can be a scope. If the search text is a
-    user name, the result also contains the scope of this user. Only a person who may view users can search by user
-    name.
+    The search text can itself be a scope. So the function always adds the search text to the result. If the search text
+    is a user name, the result also contains the scope of this user. Only a person who is allowed to view users can
+    search by user name.
     """
     users = get_user_model()
     scopes = {text}

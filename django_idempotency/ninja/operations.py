@@ -167,8 +167,8 @@ class NinjaViewCall(ViewCall):
             return None
         if isinstance(auth, str):
             # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
-            # returned the text. The session authenticators of Django Ninja never return a text, so this code does not
-            # count them.
+            # returned the text. The session authenticators of Django Ninja never return a text, so this code ignores
+            # these authenticators.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:

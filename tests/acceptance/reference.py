@@ -73,7 +73,7 @@ def updated(page: str, parts: dict[str, Callable[[], str]]) -> str:
     """The page's text with its parts as they should be."""
     text = (DOCS / page).read_text()
     for name, make in parts.items():
-        begin, end = f"<!-- made of the code: {name} -->\n", "\n<!-- end -->"
+        begin, end = f"    <!-- generated: {name} -->\n", "    <!-- end -->"  # in the paragraph before
         head, rest = text.split(begin)
         text = head + begin + "\n" + make().strip() + "\n" + rest[rest.index(end) :]
     return text
@@ -221,7 +221,7 @@ def section(found: re.Match[str], known: Collection[str]) -> str:
 def command(name: str) -> str:
     """A management command: its help, its arguments without those of every command."""
     parser = import_module(f"django_idempotency.management.commands.{name}").Command().create_parser("manage.py", name)
-    lines = [parser.description or "", ""]
+    lines = [f"## `{name}`", "", parser.description or "", ""]
     own = [action for action in parser._actions if action.dest not in DJANGOS_OWN]
     if name == "recover_idempotency_keys":
         shared = [action for action in own if action.dest in OF_DATABASES]

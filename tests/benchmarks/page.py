@@ -15,5 +15,5 @@ def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 def with_part(page: str, name: str, text: str) -> str:
     """The page with this text instead of what is between the two markers of that name."""
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, after = page[: page.index(start) + len(start)], page[page.index(end) :]
-    return f"{before}\n\n{text}\n\n{after}"
+    before, old = page[: page.index(start) + len(start)], page[: page.index(end)]
+    return f"{before}\n\n{text}{page[len(old.rstrip()) :]}"

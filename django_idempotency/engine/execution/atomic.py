@@ -122,8 +122,8 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """This method is called if the work has raised an exception. If the work has also ended its own transaction,
-        the method stops all retries of the key.
+        """This method is called if the work has raised an exception. If the work has also ended the transaction in
+        which it ran, the method stops all retries of the key.
 
         When no transaction is open, the database commits each write immediately. So a retry would repeat writes that
         are already committed.

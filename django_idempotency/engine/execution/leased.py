@@ -47,8 +47,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # If an earlier attempt was abandoned or has a call in doubt, the package first calls the project's function
-    # `reconcile`. If this function returns a final result, the work does not run.
+    # If an earlier attempt was abandoned, or if one of its calls is in doubt, the package first runs the project's
+    # function `reconcile`. If this function returns a final result, the work does not run.
     asks = claim.abandoned or bool(claim.in_doubt)
     return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
 
@@ -308,12 +308,12 @@ class LeasedOperation(Operation):
         """Return the reason why the package refuses the final answer of the work. If the package accepts the answer,
         return an empty text.
 
-        If the answer is refused, the key is not completed. The package refuses to store an answer only if the key has a
-        `call` step. If a `write` step has failed and the work has caught the error, the package does not store the
-        answer. If an earlier attempt has stored the result of a step, the work must use this step again, and then gets
-        the stored result. Otherwise, the package does not store the answer. For example, a customer has paid, but the
-        order is missing. If the package completed the key of this payment, no person would notice the missing order.
-        But the work need not use a stored `fetch` step again, because a `fetch` only reads. If the answer comes from
+        If the answer is refused, the key is not completed. If the key has no `call` step, the package always accepts
+        the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first case, a
+        `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has stored
+        the result of a step, but the work has not used this step again. For example, a customer has paid, but the order
+        is missing. If the package completed the key of this payment, no person would notice the missing order. But the
+        work need not use a stored `fetch` step again, because a `fetch` only reads. If the answer comes from
         `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:

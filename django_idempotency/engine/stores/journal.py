@@ -13,9 +13,9 @@ worker tries to commit, the error `LeaseLost` rolls back its transaction. Withou
 worker could commit at the same time.
 
 Each query for the claimed row also compares the two hashes of the key. Some projects have one schema or one database
-for each tenant. In these projects, the work can switch its connection to another tenant with `SET search_path` or
-`USE`. In the other tenant's table, a different key could have the same id and the same attempt number. If the key table
-has partitions, the database also needs the hashes to find the row's partition.
+for each tenant. In these projects, the code of a view can switch the database connection to another tenant with `SET
+search_path` or `USE`. In the other tenant's table, a different key could have the same id and the same attempt number.
+If the key table has partitions, the database also needs the hashes to find the row's partition.
 
 On every database, the journal updates the claimed row before a worker makes a call. Under REPEATABLE READ, a takeover
 can have a snapshot that is older than this update. An old snapshot does not contain the call. Because of the update, a

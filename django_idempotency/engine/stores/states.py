@@ -16,9 +16,9 @@ HOT update when a key is completed. A HOT update is fast, because this UPDATE ch
 
 There is no partial index for committed claims without a lease, because every completion would have to change this
 index. The query for committed claims without a lease uses the index on `expires_at`. So the query finds a claim only
-after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows whose `ttl` is over. If
-a committed claim has no lease, the package refuses each retry, even if this query does not find the claim yet. See Note
-[A committed claim without a lease].
+after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows whose `ttl` is over. The
+package refuses every retry of a committed claim without a lease. This is also true before this query finds the claim.
+See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
