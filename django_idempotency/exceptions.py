@@ -55,7 +55,8 @@ class ClaimLost(IdempotencyError):
 
 
 class LeaseLost(ClaimLost):
-    """This worker's lease has ended. Then another worker took the key over, or a person decided about the key.
+    """This worker's lease has ended. In this case, another worker has taken over the key, or a person has decided about
+    the key.
 
     The step has committed nothing. Do not catch `LeaseLost`, because the package must answer the client.
     """

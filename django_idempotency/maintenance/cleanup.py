@@ -162,8 +162,7 @@ def preview(using: str | None = None) -> Cleanup:
     """Return how many keys a cleanup would delete or change now. The function itself does not delete or change keys.
 
     The attribute `deleted` of the result is the number of expired keys. The attribute `unstuck` is the number of stuck
-    keys. The attribute `stuck` is always 0, because a real cleanup would mark all stuck keys as failed, and then no key
-    would be stuck.
+    keys. The attribute `stuck` is always 0. A real cleanup marks every stuck key as failed, so no stuck key remains.
     """
     store = store_for(alias_for(using))
     with _explained(store):

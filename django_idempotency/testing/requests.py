@@ -62,7 +62,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """Return a description of the response for error messages."""
+        """Describe the response. Error messages contain this description."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""

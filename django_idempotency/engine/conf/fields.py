@@ -19,8 +19,8 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """The value `Unset` means that an option is not set in one layer. Then the package looks for the option in the next
-    layer.
+    """If an option has the value `Unset` in a layer, this layer does not set the option. Then the package looks for the
+    option in the next layer.
 
     The package looks for an option in this order: action, class, base classes, settings, default.
     """

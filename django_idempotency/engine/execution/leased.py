@@ -168,7 +168,7 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
 
 
 class LeasedOperation(Operation):
-    """This class is the operation of a leased attempt. The journal stores the steps of the operation."""
+    """In leased mode, the work gets an object of this class. The journal stores the steps of the operation."""
 
     writing = False
     _doubts: set[str]
@@ -263,7 +263,7 @@ class LeasedOperation(Operation):
             # The function of the step can raise this error. The COMMIT can also raise this error, because a database
             # checks some constraints only at COMMIT.
             self._broke, self.resource = error, about
-            # If the table has a row for this `write` step, the function of the step has ended the transaction of the
+            # A row for this `write` step in the table shows that the step's function has ended the transaction of the
             # step. Then perhaps the database has committed what the function wrote, so the step is in doubt. A 4xx
             # answer must not complete a key that has a step in doubt.
             with suppress(Error, ClaimLost):
@@ -281,9 +281,9 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # The function of this `write` step has committed or rolled back the transaction of the step. After
-                # that, the database commits each statement of the function separately. So the start of the step must be
-                # committed, too.
+                # The function that was passed to this `write` step has committed or rolled back the transaction of the
+                # step. After that, the database commits each statement of the function separately. So the start of the
+                # step must be committed, too.
                 with suppress(IntegrityError):  # perhaps a COMMIT of the function has already stored this row
                     self._journal.start_write(self._claim, name)
                     lost = True
@@ -311,10 +311,10 @@ class LeasedOperation(Operation):
         If the answer is refused, the key is not completed. If the key has no `call` step, the package always accepts
         the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first case, a
         `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has stored
-        the result of a step, but the work has not used this step again. For example, a customer has paid, but the order
-        is missing. If the package completed the key of this payment, no person would notice the missing order. But the
-        work need not use a stored `fetch` step again, because a `fetch` only reads. If the answer comes from
-        `reconcile`, the package does not call this method.
+        the result of a step, but the current attempt has not reached this step. For example, a customer has paid, but
+        the order is missing. If the package completed the key of this payment, no person would notice the missing
+        order. But the work need not use a stored `fetch` step again, because a `fetch` only reads. If the answer comes
+        from `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:
             return ""  # in most attempts, the method ends here and sends no query

@@ -47,7 +47,7 @@ def reference_of(hash_: int) -> str:
 
 
 def hash_of(reference: str) -> int:
-    """Return the number that the function `reference_of` has converted into this reference."""
+    """Convert a reference back into its number. This function is the inverse of `reference_of`."""
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 

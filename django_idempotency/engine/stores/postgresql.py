@@ -76,7 +76,7 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Send one or two messages to the database to claim a key.
+        """Claim a key with one or two messages, which this method sends to the database itself.
 
         A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 

@@ -24,7 +24,7 @@ class Command(DatabasesCommand):
         parser.add_argument("--older-than", type=float, default=default, metavar="S", help=age)
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."
         parser.add_argument("--operation", action="append", default=[], help=operation)
-        module = "Import this module first, to find its views and functions. May be repeated."
+        module = "Import this module first, so that the command finds its functions. May be repeated."
         parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=module)
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
