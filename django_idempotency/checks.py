@@ -52,7 +52,7 @@ def check_settings() -> Iterator[CheckMessage]:
     on which the project stores keys must exist. The database routers must allow the key table on each alias with keys.
 
     Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
-    can have the same primary key. Two tenants can also use the same key table and the same locks.
+    can have the same primary key. Two tenants can share one key table, and then also share the locks of this table.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)

@@ -50,7 +50,7 @@ class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, Type
 class ClaimLost(IdempotencyError):
     """The key's row was missing when the view ended, so the view's transaction was rolled back.
 
-    The view had deleted the row, or had switched the connection to another schema or database.
+    For example, the view has deleted the row, or has switched the connection to another schema or database.
     """
 
 
@@ -97,7 +97,7 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker is running this operation with this key. Try again after `retry_after` seconds: 60 or less."""
+    """Another worker is running this operation with this key. Try again after `retry_after` seconds."""
 
     retry_after: int = 1
 
@@ -105,8 +105,8 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised if
-    the work has ended the transaction in which it ran, and has failed after that. A person or `reconcile` must decide
+    With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised in
+    this case: the work first ends the transaction in which it runs, and then fails. A person or `reconcile` must decide
     about the key.
     """
 

@@ -27,7 +27,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A `KeyReader` can be the value of the option `key`, and has a text for error answers.
+    """You can pass a `KeyReader` as the option `key`. A `KeyReader` has a text for error answers.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
@@ -95,7 +95,7 @@ def key_reference(key: str) -> str:
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
     """Return the derived key of a call. With this key, you can find the call in the external service.
 
-    The method `operation.derive_key(step)` returns the same key.
+    The method `operation.derive_key(step)` returns the same key in each attempt.
 
     This function reads no database. The derived key is the same in each attempt, in each process and in each release of
     the package.

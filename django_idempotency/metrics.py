@@ -7,8 +7,9 @@ prometheus-client`, and add this code to your project:
 
             metrics.install()
 
-The counters count only the events of the current process. The class `KeyCollector` queries the database at every
-scrape. The collector's queries are fast, because each query on the key table uses an index.
+The counters count only the events of the current process. Each time Prometheus reads the metrics, the class
+`KeyCollector` queries the database. The collector's queries are fast, because each query on the key table uses an
+index.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ STATES = {
 """
 GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
-    **{f"oldest_{name}_seconds": "How many seconds ago the oldest key in this state was claimed." for name in STATES},
+    **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in STATES},
     "atomic_in_flight": "The number of open transactions that hold keys of atomic mode. PostgreSQL only.",
-    "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. No "
-    "value if the scrape has another database role than the application, and not the role pg_read_all_stats.",
+    "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. The gauge "
+    "has no value if the scrape uses another database role than the application, and is not in pg_read_all_stats.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
-    "age_seconds": "Seconds since the other gauges were read.",
+    "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
 logger = logging.getLogger("django_idempotency")
 
@@ -80,7 +81,7 @@ class KeyCollector:
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges. If a database does not answer, its gauges keep the values of the last successful scrape.
-        So an alert that is on stays on while the database does not answer.
+        So an active alert remains active while the database does not answer.
         """
         families = _families()
         for alias in self.using or (alias_for(None),):

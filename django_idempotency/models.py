@@ -156,7 +156,8 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()  # Steps need no permissions, because only the page of a key shows steps.
+        # There are no separate permissions for steps, because steps are shown only on the page of a key.
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
         indexes = [
             IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),

@@ -102,8 +102,8 @@ class BoundedChangeList(ChangeList):
 class StateFilter(admin.SimpleListFilter):
     """This is the admin's filter by state.
 
-    This class finds only the keys with the state `completed`. The class `BoundedChangeList` finds the keys with all
-    remaining states.
+    This class finds only the keys with the state `completed`. If a key has one of the remaining states, the class
+    `BoundedChangeList` finds this key.
     """
 
     title = _("state")

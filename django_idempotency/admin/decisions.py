@@ -147,9 +147,9 @@ def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[st
     """For each step, find a stored result that the form can show as an example. If the person is not allowed to see
     results, return no examples.
 
-    The example of a step comes from another key, which is completed and has the same operation. If several completed
-    keys have the step, the newest key is used. For each step, one query reads only the latest rows of the step table,
-    so that the query is fast.
+    The page shows an example of a result for a step. The example comes from another key, which is completed and has the
+    same operation. If several completed keys have the step, the newest key is used. For each step, one query reads only
+    the latest rows of the step table, so that the query is fast.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

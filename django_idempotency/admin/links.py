@@ -90,7 +90,7 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """Return a link to the admin page of an object, as HTML. The text of the link names the object.
+    """Return a link to the admin page of an object, as HTML. The text of the link is the name of the object.
 
     If the admin has no page for the object, the result is None. If the user is not allowed to see the page, the result
     is None, too.

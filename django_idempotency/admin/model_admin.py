@@ -33,7 +33,7 @@ from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """Make a column of the admin page that lists all keys, or a field of the admin page that shows one key.
+    """Make a column for the admin's list of keys, or a field for the admin's page of one key.
 
     The argument `text` is a function that gets a key. The function returns the text that the admin shows.
     """
@@ -90,8 +90,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # If an anonymous caller has sent a key, another person can send the same key, and then gets the stored response. So
-    # the admin shows the text of a key only to people who may also see responses.
+    # If a caller is anonymous, another person who sends the same key gets the stored response. So the admin shows the
+    # text of a key only to people who may also see responses.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)

@@ -35,8 +35,8 @@ CHUNK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A `Part` object describes a query that finds keys. If the attribute `order` names a column, the query uses an
-    index to read the keys in the order of this column.
+    """A `Part` object describes a query that finds keys. If the attribute `order` contains the name of a column, the
+    query uses an index to sort the keys by this column.
 
     If the attribute `steps` contains a condition, at least one step of each key must match this condition.
     """
@@ -116,8 +116,8 @@ def _first_due(using: str) -> list[int]:
 def latest(keys: Keys, count: int) -> Keys:
     """Return only the latest keys of a queryset.
 
-    The query reads only keys whose id is greater than the highest id of the table minus `count`. So the query does not
-    read the whole table.
+    The query reads only the newest keys. The id of these keys is greater than the highest id in the table minus
+    `count`. So the query does not read the whole table.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
@@ -126,7 +126,7 @@ def latest(keys: Keys, count: int) -> Keys:
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     """Return the other keys that have the same resource and the same fingerprint as this key.
 
-    If there is such a key, a client has possibly sent one request with two different keys. Then the customer was
+    Such a key can mean that a client has sent one request twice, each time with another key. Then the customer was
     possibly charged twice.
     """
     if row.resource_id is None or row.fingerprint is None:

@@ -79,7 +79,8 @@ class Story(Facts):
     def _missing(self) -> str:
         """Return a text that says which work was perhaps not done.
 
-        All started steps of the key have ended. But the package does not know whether the view would start more steps.
+        All started steps of the key have ended. But the package cannot know whether the view, if it ran again, would
+        start more steps.
         """
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:

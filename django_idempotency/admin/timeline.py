@@ -154,7 +154,7 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """Return the decisions about a key as a list, and a message for the page.
+    """Return two things: a list of the decisions about a key, and a message for the page.
 
     If the page cannot show the decisions, the list is empty, and the message says why. Otherwise, the message is empty.
     """

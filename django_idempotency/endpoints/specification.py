@@ -70,7 +70,9 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Return a text that says for which caller a key is unique. The text explains the scope of a key to clients."""
+    """Return a text that explains the scope of a key to clients. The text says who counts as one caller, because two
+    callers can use the same key.
+    """
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"

@@ -32,7 +32,7 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return an iterator over the log levels for the "held" events of one attempt.
+    """Return an iterator. For each "held" event of one attempt, the iterator returns the log level of this event.
 
     The iterator first returns ERROR, and then always INFO.
 
@@ -82,8 +82,8 @@ def report(
 def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
     """Report how the work ended, or why the work did not run.
 
-    This function does not report replays, because the option `may_replay` can refuse a replay. The code that makes a
-    replay also reports it.
+    This function does not report replays, because the option `may_replay` can still refuse the replay after this
+    function was called. The code that makes a replay also reports the replay.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):

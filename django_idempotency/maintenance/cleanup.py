@@ -65,7 +65,7 @@ def cleanup_idempotency_keys(
     database has SKIP LOCKED, a cleanup does not wait for locked rows. Before the deletion, the function marks each
     stuck key as failed, so that the next retry of the key runs at once. A stuck key is harmless, because its work has
     made no external call. The function never deletes a key that is in progress, in doubt or half done. The function
-    only counts the keys that are in doubt or half done.
+    counts the keys that are in doubt or half done, but does not change these keys.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -119,9 +119,9 @@ def cleanup_idempotency_keys(
 def is_over(stop: Event | None, deadline: float) -> bool:
     """Return True if a cleanup or a recovery must stop, because its time is over or the event `stop` is set.
 
-    The function does not call `stop.wait()`, because this method locks the event for a short time. During this time, a
-    signal handler in the same thread can call `stop.set()`, which needs the same lock. Then the thread would wait for
-    its own lock forever. `is_set()` takes no lock.
+    The function does not call `stop.wait()`, because `wait()` locks the event `stop` for a short time. During this
+    time, a signal handler in the same thread can call `stop.set()`, which needs the same lock. Then the thread would
+    wait for its own lock forever. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 

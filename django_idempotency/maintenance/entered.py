@@ -93,7 +93,7 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
         # If the entered value contains no database alias, this check reads the row from the alias that the router
-        # chooses for writes. A retry reads the row from this alias, too, and not from a replica.
+        # chooses for writes. A retry also uses this alias to read the row, and does not read from a replica.
         return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

@@ -5,12 +5,12 @@ Use the function `forget` to delete one key, so that the next request with this 
 
 # Note [What is never forgotten]
 `forget` and `forget_scope` do not delete a key that is in progress, because perhaps a worker is processing the key. A
-failed key is also not deleted if the key has a finished call or a step in doubt. If the package deleted this failed
-key, the next retry would make the call a second time. A key that is in progress without a lease is also not deleted.
-The code that ran for such a key has ended its own transaction, and was interrupted after that. `Forgotten.kept` counts
-all keys that were kept. If `include_unsettled` is True, both functions also delete keys that are stuck, in doubt or
-half done. Then only two kinds of keys are kept: keys with a live lease, and keys whose row is locked. After the
-deletion, the database has no information about the calls of a deleted key.
+failed key is kept, too, if the key has a finished call or a step in doubt. If the package deleted this failed key, the
+next retry would make the call a second time. A key that is in progress without a lease is also not deleted. The code
+that ran for such a key has ended its own transaction, and was interrupted after that. `Forgotten.kept` counts all keys
+that were kept. If `include_unsettled` is True, both functions also delete keys that are stuck, in doubt or half done.
+Then only two kinds of keys are kept: keys with a live lease, and keys whose row is locked. After the deletion, the
+database has no information about the calls of a deleted key.
 
 In atomic mode, a key is committed at the end of the request. So `forget` cannot find the key while the request is
 running.
@@ -47,7 +47,7 @@ SETTLED = (FAILED_STATE.name, COMPLETED.name)
 class Forgotten:
     """A `Forgotten` object has the number of deleted keys, and the number of kept keys.
 
-    Note [What is never forgotten] says which keys are kept.
+    The note "What is never forgotten" says which keys are kept.
 
     Attributes:
         deleted: how many keys were deleted.

@@ -53,15 +53,15 @@ class Facts(Seen):
         earlier attempts have done.
 
         After the action "release", the next retry repeats each call that is in doubt. So if a call is in doubt, a
-        release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. The policy
-        decides only about calls. So if a write is in doubt, a release always needs a confirmation. A person must also
-        confirm the release of a key that is in progress and has no lease. Perhaps the work of this key has committed
-        some writes.
+        release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. The policy is
+        used only for `call` steps. So if a write is in doubt, a release always needs a confirmation. A release needs a
+        confirmation, too, if the key is in progress and has no lease. Perhaps the work of this key has committed some
+        writes.
 
-        The action "answer" needs a confirmation if the key has a finished call or a step in doubt. The action also
-        needs a confirmation if the key is in progress and has no lease. After the action "answer", the key no longer
-        needs attention. So without a confirmation, perhaps nobody would notice that a customer has paid but has no
-        order.
+        The action "answer" needs a confirmation if the key has a step in doubt, or a call that is finished. The action
+        also needs a confirmation if the key is in progress and has no lease. After the action "answer", the key no
+        longer needs attention. So without a confirmation, perhaps nobody would notice that a customer has paid but has
+        no order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

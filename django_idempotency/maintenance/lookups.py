@@ -93,9 +93,9 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that have a step in doubt. It is not known whether a step in doubt took effect.
 
     No worker is processing these keys. A view can end the transaction in which it runs, for example with a raw COMMIT,
-    or with DDL on MariaDB. If the view or its worker then fails, the key stays in progress without a lease. The
-    function also finds keys without a lease, but only after their `ttl`. The query reads a partial index of unfinished
-    steps, and the index on `expires_at`.
+    or with DDL on MariaDB. If the view or its worker process fails after that, the key stays in progress, and has no
+    lease. The function also finds keys without a lease, but only after their `ttl`. The query reads a partial index of
+    unfinished steps, and the index on `expires_at`.
 
     Args:
         using: database alias; default: the write alias of the key table.

@@ -249,12 +249,13 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
 def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
     """Add the answer of the function `reconcile` to the key's trail of decisions.
 
-    The trail of decisions is kept longer than the log of a recovery.
+    The list of decisions in the row is kept longer than the log lines of a recovery.
     """
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            with suppress(NotDecryptable):  # if the trail cannot be decrypted, the trail gets no entry
+            # If the list of earlier decisions cannot be decrypted, this code adds no entry to the list.
+            with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
 
 

@@ -89,9 +89,9 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # This code compares the names of steps in Python. When some databases compare names, they ignore accents,
-        # capital letters and spaces at the end. But an encrypted result can be decrypted only with the exact name of
-        # its step.
+        # This code compares the names of steps in Python. Some databases treat two names as equal if they differ only
+        # in accents, in upper and lower case, or in spaces at the end. But an encrypted result can be decrypted only
+        # with the exact name of its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -147,9 +147,9 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Apply one decision to all given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    If a row was changed after your code has read the row, the decision about this key is refused. If the argument
-    `keys` is an evaluated queryset, the function does not run the query again. So you can first print the keys of a
-    queryset, and then decide about exactly the same keys.
+    If another process has changed the row of a key after your code has read the row, the package refuses your decision
+    about the key. If the argument `keys` is an evaluated queryset, the function does not run the query again. So you
+    can first print the keys of a queryset, and then decide about exactly the same keys.
 
     Each key is resolved in its own transaction. If an outer `atomic()` block is open, each key is resolved in its own
     savepoint. If an error ends the function, the decisions before the error are kept.
@@ -179,7 +179,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
 @contextmanager
 def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the key's row until the transaction ends, and yield the facts about the key.
+    """Lock the key's row, and yield the facts about the key. The lock lasts until the transaction ends.
 
     Raises `NotResolvable` if no decision is possible or if the row has changed.
     """

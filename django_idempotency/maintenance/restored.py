@@ -24,10 +24,10 @@ def remember_calls(
 ) -> bool:
     """Store the results of the external calls of a key, so that no retry makes these calls again.
 
-    If the function returns True, the key is half done. Then the next retry or a recovery continues after the stored
-    calls. If the table does not have the key, the function creates the key again. If the table already has the result
-    of a call, the function does not change this result. So you can call the function a second time. The function runs
-    in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    If the function returns True, the key is half done. Then the next retry or a recovery runs the work, but does not
+    repeat the stored calls. If the table does not have the key, the function creates the key again. If the table
+    already has the result of a call, the function does not change this result. So you can call the function a second
+    time. The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.

@@ -73,7 +73,7 @@ class DatabasesCommand(IdempotencyCommand):
         )
         either.add_argument("--database", action="append", help=some)
         either.add_argument("--all-databases", action="store_true", help=every)
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would be done.")
+        parser.add_argument("--dry-run", action="store_true", help="Change nothing, and say what would be done.")
         parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -155,8 +155,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only the first signal calls `stop.set()`. When a second signal arrives, the first call of `stop.set()`
-            # can still have a lock. A second call would then wait for this lock for ever.
+            # Only the first signal calls `stop.set()`. When a second signal arrives, perhaps the first call of
+            # `stop.set()` has not released its lock yet. A second call would then wait for this lock for ever.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

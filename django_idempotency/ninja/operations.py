@@ -56,9 +56,9 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
     The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, for example with
-    ATOMIC_REQUESTS, the decorator opens a savepoint instead. If the operation raises an exception, the decorator rolls
-    back the transaction or the savepoint. After the rollback, the API's exception handlers make the answer. The
-    decorator stores a final answer.
+    ATOMIC_REQUESTS, the decorator opens a savepoint, and not a new transaction. If the operation raises an exception,
+    the decorator rolls back the transaction or the savepoint. After the rollback, the API's exception handlers make the
+    answer. The decorator stores a final answer.
 
     Put `idempotent_operation` below the route decorator. The decorator works without arguments. It also accepts options
     as keyword arguments, or one `Idempotency` object. The decorator protects the unsafe HTTP methods of the route.
@@ -105,8 +105,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
     # After `wraps()`, the protected and the unprotected function share one list of hooks. So this code makes a new list
-    # for the protected function. Our hook is the first item of the new list, so that our wrapper directly calls
-    # `Operation.run`.
+    # for the protected function. Our hook is the first item of the new list. So no other wrapper is between our wrapper
+    # and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer))(protected)
     protected._ninja_contribute_to_operation += others
@@ -166,9 +166,8 @@ class NinjaViewCall(ViewCall):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
-            # The text "17" can mean user 17 or partner 17, and Django Ninja does not tell which authenticator has
-            # returned the text. The session authenticators of Django Ninja never return a text, so this code ignores
-            # these authenticators.
+            # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator returned it.
+            # The session authenticators of Django Ninja never return a text, so this code ignores these authenticators.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:

@@ -86,7 +86,8 @@ class RestFrameworkViewCall(ViewCall):
         """Return the rendered response that the REST framework makes for an exception.
 
         The exception handler and the renderer run in two separate transactions. The default exception handler calls
-        `set_rollback()`, so its transaction allows no more queries. But the renderer can need queries.
+        `set_rollback()`, so the transaction of the exception handler allows no more queries. But the renderer can need
+        queries.
         """
         if type(error) is type(self.unparsed):
             raise error  # the parser's error must roll back the claim
@@ -158,7 +159,7 @@ def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None
     if not isinstance(returned, Response) or returned.is_rendered:
         return None
     target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # a method has no renderers, so use the class of the method
+    if not hasattr(target, "renderer_classes"):  # a method has no renderers, so use the class that defines the method
         owner = getattr(target, "__qualname__", "").rpartition(".")[0]
         target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
     renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)

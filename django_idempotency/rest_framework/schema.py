@@ -6,8 +6,8 @@ If a project has its own schema class, the class must have `AutoSchema` as its f
 declares a header or a status of an operation, the package does not change the declaration.
 
 The package has its own schema class, because the other ways to extend drf-spectacular do not work for all operations.
-An `OpenApiViewExtension` does not work for a method that has the decorator `@extend_schema`. A post-processing hook
-does not get the view. In issue #804, the maintainer of drf-spectacular recommends a schema class.
+An `OpenApiViewExtension` does not work for a method that has the decorator `@extend_schema`. The view is not an
+argument of a post-processing hook. In issue #804, the maintainer of drf-spectacular recommends a schema class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""With `crash_at_each_step=True`, a test sends a leased request several times, and stops each request at another place.
+"""With `crash_at_each_step=True`, a test sends the same leased request several times. Each time, the test stops the
+request at a different step.
 
 The places are before and after each step. After each stop, the test sends a retry. The test fails if a call or a write
 has run twice.
@@ -68,8 +69,8 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place. If this place has the number `stop_at`, raise an exception, which stops the request. Raise
-        the exception at all later places, too.
+        """Record the place. If this place has the number `stop_at`, raise an exception, which stops the request. After
+        the first time, raise the exception again at each later place.
         """
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
@@ -80,8 +81,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The last place at which the attempt is stopped is before the COMMIT of the response. If a crash comes after
-        # this COMMIT, only the answer to the client is lost, and the retry gets a replay.
+        # The attempt is stopped for the last time just before the COMMIT that stores the response. If a crash comes
+        # after this COMMIT, only the answer to the client is lost, and the retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -164,8 +165,8 @@ def _identity(function: Any) -> object:
 class CrashChecks:
     """This class stops a request at each place at which a worker could die, and checks the retry.
 
-    For each place, the class sends a request with a new key, and stops the request at this place. Then the class ends
-    the lease of the key, and sends a retry.
+    For each place, the class sends a request with a new key, and stops the request at this place. Then the class makes
+    the lease expire, and sends a retry.
 
     Args:
         checks: counts what the requests create, and writes the failures.
@@ -241,7 +242,7 @@ class CrashChecks:
         """Yield each defect of the retry, together with advice for the developer.
 
         A call without a derived key must not be made twice. A step must have the same name in all attempts. In a retry,
-        `reconcile` can pass another function to `operation.call`, to record the result of a call. This does not count
+        `reconcile` can record the result of a call: it passes another function to `operation.call`. This does not count
         as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}

@@ -105,8 +105,8 @@ class Request:
     def _body(self, carried: Any) -> Any:
         """Return the body of the request.
 
-        The key is in one part of the body. The argument `carried` is this part. This part is a dict with some fields,
-        or the whole body.
+        The key is in one part of the body. The argument `carried` is this part. This part is either a dict with some
+        fields of the body, or the whole body.
         """
         data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs its own copy
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
@@ -173,8 +173,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """The data can contain files. Load all these files into memory, and return the new data. Only a file in memory can
-    be copied.
+    """The data can contain files. Load all these files into memory, and return a copy of the data that contains the
+    loaded files. Only a file in memory can be copied.
     """
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}

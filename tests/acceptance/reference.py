@@ -105,7 +105,7 @@ def names() -> str:
 def returned(members: Iterable[str]) -> list[str]:
     """The results of a module's functions, in one line."""
     results = ", ".join(f"`{name}`" for name in members if name in RESULTS)
-    return [f"The functions return {results}.", ""] if results else []
+    return [f"Each function returns one of these objects: {results}.", ""] if results else []
 
 
 def summary(value: Any) -> str:
@@ -260,7 +260,10 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
-    lines = [f'* {p.status} `{p.code}`: "{p.title}".' for p in found]
+    by_status: dict[int, list[str]] = {}
+    for p in found:
+        by_status.setdefault(p.status, []).append(f"`{p.code}`")
+    lines = [f"* {status}: {', '.join(codes)}." for status, codes in by_status.items()]
     waits = ", ".join(f"{p.headers['Retry-After']} for `{p.code}`" for p in found if "Retry-After" in p.headers)
     of_leases = (
         "In [leased mode](leased.md#the-lease), `Retry-After` of `in-progress` is the time until the lease ends, but "

@@ -15,10 +15,10 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         f"**A first request** takes {first.ratio(bare):.2f} times as long as a view with one INSERT. If a round trip "
         f"to the database takes 0.5 ms, the factor is {far[first.name].ratio(bare_far):.2f}. The package adds two "
         "statements and no round trip.",
-        f"**A replay** takes {replay.ratio(bare):.2f} times as long as that view, and with a round trip of 0.5 ms "
-        f"{far[replay.name].ratio(bare_far):.2f} times. A replay needs two round trips and writes nothing.",
-        f"**The worker's CPU time** is {first.cpu_ratio(bare):.2f} times that of the view for a first request, and "
-        f"{replay.cpu_ratio(bare):.2f} times for a replay.",
+        f"**A replay** takes {replay.ratio(bare):.2f} times as long as that view. With a round trip of 0.5 ms, the "
+        f"factor is {far[replay.name].ratio(bare_far):.2f}. A replay needs two round trips and writes nothing.",
+        f"**The worker's CPU time** for a first request is {first.cpu_ratio(bare):.2f} times the CPU time for that "
+        f"view. For a replay, the factor is {replay.cpu_ratio(bare):.2f}.",
         f"**Leased mode** needs {leased.round_trips:.0f} round trips for a call and a write, and takes "
         f"{leased.ratio(bare):.1f} times as long as that view. Use leased mode for calls of a hundred milliseconds or "
         "more.",

@@ -1,4 +1,4 @@
-"""This package has the options of protected endpoints, and reads the project's `IDEMPOTENCY` setting."""
+"""This package defines the options of protected endpoints, and reads the project's `IDEMPOTENCY` setting."""
 
 from .fields import SAFE_METHODS
 from .options import Idempotency, Keywords, OnceKeywords, as_options, for_methods

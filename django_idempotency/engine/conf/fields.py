@@ -72,16 +72,14 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a function that checks whether a value is possible. For an impossible value, it returns the text `advice`.
-    The argument `possible` is a function that returns True for a possible value.
+    """Return a function that checks whether a value is possible. If the value is not possible, the function returns the
+    text in the argument `advice`. The argument `possible` is a function that returns True for a possible value.
     """
     return lambda value: None if possible(value) else advice
 
 
 def or_none(check: Check) -> Check:
-    """Return a check that accepts None in addition to other values. The function `check` decides about all remaining
-    values.
-    """
+    """Return a function that accepts None. For all other values, this function returns the result of `check`."""
     return lambda value: None if value is None else check(value)
 
 

@@ -119,9 +119,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
         merged.update(layer.given())
     if merged["lease"] is None:
         for name in LEASED_ONLY:
-            # Some options are only for views with a lease. The `IDEMPOTENCY` setting is allowed to contain options for
-            # leased mode even if it contains no `lease`, because single views can have a lease. But a view without a
-            # lease must not set `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
+            # Some options are only for views with a lease. The `IDEMPOTENCY` setting can contain options for leased
+            # mode without a `lease`, because a view can set its own `lease`. But a view without a lease must not set
+            # `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

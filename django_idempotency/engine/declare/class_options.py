@@ -193,7 +193,8 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     tuple is empty.
 
     The tuple contains the options in this order: view object, handler, class, base classes. A class can switch its
-    protection off with the value None. Then the tuple contains only the options before None. See `class_declaration`.
+    protection off with the value None. Then the tuple contains only the options that stand before the first None. See
+    `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
@@ -205,8 +206,8 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
     """Return the attribute `idempotency` of the class and of each base class, in the order of the MRO.
 
-    The argument `nearest` is the value of the attribute `idempotency`. The function uses the argument `nearest` only as
-    a part of the cache key. If a test replaces the attribute `idempotency`, the cache key changes. So the cache never
-    returns an old result.
+    The argument `nearest` is the value of the attribute `idempotency` of the nearest class. The function uses the
+    argument `nearest` only as a part of the cache key. If a test replaces the attribute `idempotency`, the cache key
+    changes. So the cache never returns an old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

@@ -84,7 +84,7 @@ def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, .
     """Return a `ViewCall` with the request of the view.
 
     The request is one of the first two positional arguments of the view, or the keyword argument `request`. The request
-    can belong to Django itself, to the REST framework or to Django Ninja.
+    object can be a request of Django, of the REST framework or of Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
@@ -140,9 +140,10 @@ def once(
 
     For example, the function is a task or an event handler. The decorated function can be `def` or `async def`. Every
     call with the same key returns the result of the first run. If the option `lease` is set, the decorated function
-    gets an `Operation` as the keyword argument `operation`. If the option `lease` is not set, the function gets an
-    `Operation` only if it has a required parameter with the name `operation`. A caller of the decorated function must
-    not pass the argument `operation`. The docstring of `run_once` describes the transaction in which the function runs.
+    gets an `Operation` as the keyword argument `operation`. Without the option `lease`, the function gets an
+    `Operation` only if the function has a required parameter with the name `operation`. A caller of the decorated
+    function must not pass the argument `operation`. The docstring of `run_once` describes the transaction in which the
+    function runs.
 
     Args:
         scope: a string, or a callable that gets the function's arguments.

@@ -1,7 +1,7 @@
 """This module finds the decorators of a callable. It also lists the decorators that are allowed below `idempotent`.
 
 The allowed decorators do not check the caller of the view. The package finds every decorator that uses
-`functools.wraps`. The package cannot find a check of the caller in the view's own code.
+`functools.wraps`. If the view's own code checks the caller, the package does not see this check.
 
 # Note [The package recognizes a wrapper by its code object]
 `functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
@@ -9,9 +9,9 @@ has made this wrapper. But `functools.wraps` does not change the code object (`_
 also keeps its global variables. The qualified name of the wrapper's code object begins with the name of the decorator.
 So the package takes the decorator's name from the code object, and the module's name from the global variables. When
 several middleware classes are used as decorators, all their wrappers have the same code object. When several context
-managers are used as decorators, all their wrappers have the same code object, too. So if a decorator was made from a
-middleware class, the package uses the name of this class as the decorator's name. If a decorator was made from a
-context manager, the package uses the class name of the context manager.
+managers are used as decorators, all their wrappers share one code object. So if a decorator was made from a middleware
+class, the package uses the name of this class as the decorator's name. If a decorator was made from a context manager,
+the package uses the class name of the context manager.
 """
 
 from __future__ import annotations

@@ -180,9 +180,9 @@ class _Attempt(NoBridgeAbove):
         """If another request with the same key has caused the error, return the outcome of that request. Otherwise,
         return None.
 
-        If there is only one database server, our claim fails when another request has claimed the key. In a Galera
-        cluster, two requests on different nodes can both claim the key. Then the slower request gets a database error
-        from an SQL statement of its work, or from COMMIT.
+        If there is only one database server, our claim fails because another request was faster, and has claimed the
+        key. In a Galera cluster, two requests on different nodes can both claim the key. Then the slower request gets a
+        database error from an SQL statement of its work, or from COMMIT.
         """
         # After COMMIT, Django sets the attribute `run_commit_hooks_on_set_autocommit_on` to True. After the `on_commit`
         # callbacks, Django sets this attribute to False. So if the attribute is True here, an `on_commit` callback has
@@ -193,7 +193,7 @@ class _Attempt(NoBridgeAbove):
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work runs, the error can also come from a deadlock about other rows. Then the method `look` finds no
+        # While the work runs, the error can also come from a deadlock on other rows. Then the method `look` finds no
         # result of another request, and this method returns None.
         return None if running and isinstance(seen, Conflicted) else seen
 
@@ -211,8 +211,8 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return True if the work has ended the transaction in which it ran. Then the claim is committed, and stops all
-        retries of the key.
+        """Return True if the work has ended the transaction in which it ran. Then the claim is committed, and the
+        package refuses all retries of the key.
         """
         # Inside the caller's transaction, the method `look` could find a row that is not committed. If the connection
         # is closed, no query is possible.

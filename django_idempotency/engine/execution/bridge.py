@@ -24,10 +24,10 @@ class NoBridgeAbove:
 
     The work can start an asyncio task. This task can run longer than the work. For example, `asyncio.gather` does not
     stop its other tasks when one task fails. If the work runs inside this context manager, a later query of the task
-    raises a `RuntimeError`. Without this context manager, asgiref would run the query of the task in the thread of the
-    outer call. In this thread, the query would use the database connection of the work. But the transaction of the work
-    has already ended. So the database would commit the query of the task separately. If the transaction of the work was
-    rolled back, a retry would write the same data again.
+    raises a `RuntimeError`. Without this context manager, asgiref would run the task's query in the thread that made
+    the outer call. In this thread, the query would use the database connection of the work. But the transaction of the
+    work has already ended. So the database would commit the query of the task separately. If the transaction of the
+    work was rolled back, nothing was stored, and a retry would write the data of the query a second time.
     """
 
     def __enter__(self) -> None:
@@ -59,8 +59,8 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Convert a `def` or `async def` function into a plain function. If the given function returns an awaitable, the
-    plain function waits for the result.
+    """Wrap a `def` or `async def` function, so that the result is a normal synchronous function. If the given function
+    returns an awaitable, the plain function waits for the result.
     """
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:

@@ -52,8 +52,8 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
     If another request has claimed the key, the function tries again for up to `wait` seconds. After a deadlock or a
     serialization failure, the function claims the key a second time. At this time, the work has not run yet.
 
-    If the caller has an open transaction, the function makes only one claim, and does not wait. A deadlock can also
-    roll back the caller's writes. Only the caller can make these writes again.
+    If the caller has an open transaction, the function tries only once to claim the key, and does not wait. A deadlock
+    can also roll back the caller's writes. Only the caller can make these writes again.
     """
     outcome: ClaimOutcome = Conflicted()
     # The waiting time begins before the first claim. Under some isolation levels, MySQL can delay the first claim.

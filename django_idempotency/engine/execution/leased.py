@@ -263,9 +263,9 @@ class LeasedOperation(Operation):
             # The function of the step can raise this error. The COMMIT can also raise this error, because a database
             # checks some constraints only at COMMIT.
             self._broke, self.resource = error, about
-            # A row for this `write` step in the table shows that the step's function has ended the transaction of the
-            # step. Then perhaps the database has committed what the function wrote, so the step is in doubt. A 4xx
-            # answer must not complete a key that has a step in doubt.
+            # If the table already has a row for this `write` step, the step's function has ended the step's
+            # transaction. Then perhaps the database has committed what the function wrote, so the step is in doubt. A
+            # 4xx answer must not complete a key that has a step in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -312,8 +312,8 @@ class LeasedOperation(Operation):
         the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first case, a
         `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has stored
         the result of a step, but the current attempt has not reached this step. For example, a customer has paid, but
-        the order is missing. If the package completed the key of this payment, no person would notice the missing
-        order. But the work need not use a stored `fetch` step again, because a `fetch` only reads. If the answer comes
+        the order is missing. If the package completed the key of this payment, nobody would notice the missing order.
+        But the work does not have to reach a stored `fetch` step, because a `fetch` only reads. If the answer comes
         from `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:

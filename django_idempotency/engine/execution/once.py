@@ -72,7 +72,7 @@ def run_once(
     Args:
         scope: the owner of the key, such as "stripe" or "user:17".
         key: 1 to 255 visible ASCII characters, an int or a UUID, such as the id of an event.
-        payload: bytes or JSON. If a payload is given, the same key with another payload raises `PayloadMismatch`.
+        payload: bytes or JSON. If the key was used before with another payload, `PayloadMismatch` is raised.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
             `using`.
 

@@ -56,8 +56,8 @@ class Operation:
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. For leased work, `steps_on` is the alias of the database for `write` steps. If leased
-        work has no key, the steps run, but their results are not stored.
+        """Create the operation. For leased work, `steps_on` is the alias of the database for `write` steps. If work in
+        leased mode runs without a key, the steps run, but their results are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -176,7 +176,7 @@ class Operation:
 
         This method runs the function, and then stores the result with one SQL statement. If a transaction is open, the
         result commits with that transaction. A later attempt gets the stored result. If a fetch is interrupted, nothing
-        is stored, so a fetch is never in doubt. If all steps of a key are fetches, the key needs no attention.
+        is stored, so the retry simply repeats the fetch. If all steps of a key are fetches, the key needs no attention.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -359,7 +359,7 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """This interface describes work that must run once. The work also decides which of its results are final."""
+    """This interface describes work that must run once. The work itself says which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
         """Do the work. In atomic mode, the work runs inside the transaction that claims the key.
@@ -389,7 +389,7 @@ class Work(Protocol[T]):
 
 def encode_step(value: Any) -> str:
     """Return the JSON text that is stored for the result of a step. The result must be a JSON value or a saved model
-    instance. If the result is something else, or if the text is longer than 1 MiB, this function raises
+    instance. If the result has a type that is not allowed, or if the text is longer than 1 MiB, this function raises
     `ResultNotStorable`.
     """
     kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes

@@ -5,11 +5,11 @@ store also calls the function `resumed`.
 
 # Note [A committed claim without a lease]
 In atomic mode, one COMMIT stores a claim and its result. So in atomic mode, a committed row normally does not have the
-status IN_PROGRESS. But if the work ends the transaction in which it runs, and is interrupted after that, the row keeps
-the status IN_PROGRESS. For example, the work ends its transaction with a raw COMMIT, with DDL on MariaDB, or with
-`executescript` on SQLite. Everything that the work wrote before this COMMIT stays in the database, so a retry must not
-run the work again. The outcome of each retry is `InDoubt`, and a person has to look at the data. After the outcome
-`Conflicted`, the client would retry for ever.
+status IN_PROGRESS. But the work can end the transaction in which it runs, and can be interrupted after that. In this
+case, the row keeps the status IN_PROGRESS. For example, the work ends its transaction with a raw COMMIT, with DDL on
+MariaDB, or with `executescript` on SQLite. Everything that the work wrote before this COMMIT stays in the database, so
+a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to look at the data. After
+the outcome `Conflicted`, the client would retry for ever.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """This decision means that the row has expired. So the package treats the key as a new key, and the request claims
+    """This decision is made if the row has expired. So the package treats the key as a new key, and the request claims
     the row.
     """
 

@@ -58,7 +58,7 @@ class Identity:
 
     If a request has no usable key, the scope and the key are empty texts.
 
-    The number `key_hash` consists of the first 8 bytes of the key's SHA-256 hash. The number `scope_hash` consists of
+    The number `key_hash` consists of the first 8 bytes of the key's SHA-256 hash. The number `scope_hash` is made from
     the first 8 bytes of another hash. The function `digest` makes that hash from the scope, the operation and the key.
 
     Each row of the key table has a different pair of these two numbers. On PostgreSQL, `scope_hash` is also the number
@@ -92,9 +92,9 @@ def kept_scope(scope: str) -> str:
     Every other scope is stored as a hash. Some projects use a text from the client as the scope. A text from a client
     can be a megabyte long, or can contain line breaks. PostgreSQL also refuses a text with a NUL character.
 
-    Each stored hash has the text "scope:" before its digits. If a scope already begins with "scope:", it is also stored
-    as a hash. Otherwise, a person who can read the table could send another caller's hash as a scope. Then this person
-    would get the other caller's responses.
+    Each stored hash has the text "scope:" before its digits. If the text of a scope itself begins with "scope:", this
+    scope is stored as a hash, too, like a long scope. Otherwise, a person who can read the table could send another
+    caller's hash as a scope. Then this person would get the other caller's responses.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope

@@ -264,9 +264,9 @@ def _form_secret(request: Any) -> str | None:
     """Return the CSRF secret of a browser. The result is None if Django has not checked this secret for the current
     request.
 
-    A browser gets the CSRF secret together with a form, before the user sends the form. But often the server sets the
-    session cookie only in the response after the user has sent the form. So if the scope contained the session cookie,
-    a second click on the form would seem to come from another caller.
+    A browser gets the CSRF secret together with a form, before the user sends the form. But often the user sends the
+    form without a session cookie, and the server sets this cookie only in its response. So if the scope contained the
+    session cookie, a second click on the form would seem to come from another caller.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None

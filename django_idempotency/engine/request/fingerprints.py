@@ -6,15 +6,15 @@ A retry must have the same fingerprint as the first request with the same key.
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. For all other requests, the package
 computes the fingerprint from `request.body`. Django keeps `request.body`, so a view or a parser can read the body
 again. But the stream of a multipart form can be read only once, and the package reads the stream before the view runs.
-So a view that reads the stream of a form itself needs the option `fingerprint=`. A view that sets upload handlers also
-needs the option `fingerprint=`.
+So if a view reads the stream of a form directly, the view needs the option `fingerprint=`. A view that sets upload
+handlers also needs the option `fingerprint=`.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
 `ascii()` makes a text from this data, and the fingerprint is a hash of the text. So the order of the names in a request
 does not change the fingerprint. White space between JSON values also does not change the fingerprint. In every Python
-version, `ascii()` returns the same text for the same value. An uploaded file is converted into a tuple. The fingerprint
-of a file is made from a tuple. JSON has no tuples, so JSON data never has the same fingerprint as a file.
+version, `ascii()` returns the same text for the same value. The fingerprint of an uploaded file is made from a tuple.
+JSON has no tuples, so no JSON data has the fingerprint of a file.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def fingerprint_of(
     The option `fingerprint` says which parts of a request are compared. See Note [The comparison uses the data that
     Django has read].
 
-    Each fingerprint is a hash that also contains the version of this method. So two versions of the method never make
-    the same fingerprint.
+    Each fingerprint is a hash that also contains the version of this method. So if the method changes in a new version
+    of the package, new fingerprints are always different from old fingerprints.
 
     Args:
         request: Django's request.
@@ -169,7 +169,7 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
         # charset is a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     # When Django parses a form, Django makes the list of upload handlers immutable. So a mutable list shows that Django
-    # has not parsed the form. A mutable list and an empty form together show that other code has read the stream.
+    # has not parsed the form. If the list is mutable and the form is empty, other code has already read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
@@ -185,10 +185,10 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _refuse_incomplete(request: Any, *, empty: bool) -> None:
-    """Refuse a request with an incomplete body, because a complete retry would have a different fingerprint.
+    """Refuse a request with an incomplete body: a retry with the whole body would have a different fingerprint.
 
-    For example, a client closes the connection before it has sent the whole body. Then Gunicorn gives the incomplete
-    body to Django without an error.
+    For example, the client closes the connection in the middle of the body. Then Gunicorn gives the incomplete body to
+    Django without an error.
     """
     # Some test clients and servers set CONTENT_LENGTH to a number, and not to a text.
     said = str(request.META.get("CONTENT_LENGTH", ""))

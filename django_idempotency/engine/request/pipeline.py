@@ -3,7 +3,7 @@
 The package promises the order of the steps, so this order must not change.
 
 # Note [How the package replaces ATOMIC_REQUESTS]
-With ATOMIC_REQUESTS, Django runs a URL callback inside `atomic(alias)`. If the package claimed a key inside this
+With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. If the package claimed a key inside this
 `atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
 failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
 attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
@@ -72,8 +72,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
-        # An outer decorator or mixin has already claimed the key for this request. A second claim by the same request
-        # would be a conflict.
+        # An outer decorator or mixin has already claimed the key for this request. If the same request claimed the key
+        # a second time, the second claim would be a conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."
@@ -123,9 +123,10 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     if options.late_keys == "refuse":
-        # The key contains a time, which comes from the client's clock. This clock can be some minutes ahead. Then the
-        # package still accepts the key some minutes after the end of `ttl`. So the package must store the row for some
-        # minutes longer than `ttl`. If the row expired at the end of `ttl`, a retry could run the view again.
+        # The key contains a time, which comes from the client's clock. This clock can show a time some minutes in the
+        # future. Then the package still accepts the key some minutes after the end of `ttl`. So the package must store
+        # the row for some minutes longer than `ttl`. If the row expired at the end of `ttl`, a retry could run the view
+        # again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted

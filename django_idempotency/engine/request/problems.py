@@ -183,7 +183,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Prob
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """If `run_once` has raised an exception, return an error response like the response of a protected view.
+    """If `run_once` has raised an exception, return the same error response that a protected view would return.
 
     The status is 409 or 422. If the store was busy, the status is 503. If a retry can succeed, the response has
     `Retry-After`.

@@ -145,8 +145,8 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """On MariaDB, a lock on the unique index shows that another request with the same key is running. A duplicate does
-    not wait for this lock.
+    """On MariaDB, a locked entry of the unique index shows that another request with the same key is running. A
+    duplicate does not wait for this lock.
 
     A running request has inserted its row, but has not committed the row. With the usual lock timeout, a duplicate
     would wait for the lock of this row. With a lock timeout of 0, the INSERT of the duplicate fails immediately with
@@ -178,14 +178,14 @@ class MySQLStore(InnoDBStore):
     The other requests do not wait.
 
     MySQL runs the subquery first, and inserts the row some microseconds later. If a duplicate comes in these
-    microseconds, the duplicate waits until the first request ends. If the isolation level is not READ COMMITTED, the
-    subquery would lock the index gap around a new key. So under these levels, the INSERT has no subquery, and each
-    duplicate waits until the running request ends. The server option `innodb_lock_wait_timeout` limits how long a
-    duplicate waits.
+    microseconds, the duplicate waits until the first request ends. In isolation levels other than READ COMMITTED, the
+    subquery locks the index gap around a new key. So under these levels, the INSERT has no subquery, and each duplicate
+    waits until the running request ends. The server option `innodb_lock_wait_timeout` limits how long a duplicate
+    waits.
 
     InnoDB keeps a deleted row in the index for some time. During this time, a client can send the key of the deleted
-    row again. Then the INSERT of this key locks the index gap next to the deleted row. If a second new key belongs into
-    this gap, the INSERT of the second key waits until the gap lock ends.
+    row again. Then the INSERT of this key locks the index gap next to the deleted row. If a second new key would be
+    inserted in the same gap, its INSERT waits until the gap lock is released.
     """
 
     # If a subquery reads the table into which the statement inserts a row, MySQL raises error 1093. A derived table (a
@@ -195,8 +195,8 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # Perhaps another duplicate has locked the row, but does not change the row. The method `look` reads the
-        # committed row without a lock.
+        # Perhaps another duplicate has locked the row without a change. The method `look` reads the committed row
+        # without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

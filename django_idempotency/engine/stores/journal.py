@@ -1,4 +1,4 @@
-"""The journal of leased mode stores the lease of a committed claim, and the steps of the work.
+"""The journal of leased mode stores two things: the lease of a committed claim, and the steps of the work.
 
 Each claimed row has an attempt number. A worker may change the lease and the steps only if the row has the worker's own
 attempt number. This rule is called the fence. If another worker has taken the key over, the journal refuses all changes
@@ -18,8 +18,9 @@ search_path` or `USE`. In the other tenant's table, a different key could have t
 If the key table has partitions, the database also needs the hashes to find the row's partition.
 
 On every database, the journal updates the claimed row before a worker makes a call. Under REPEATABLE READ, a takeover
-can have a snapshot that is older than this update. An old snapshot does not contain the call. Because of the update, a
-takeover with an old snapshot fails. A lock without an update would not stop the takeover.
+can have a snapshot that is older than this update. An old snapshot does not contain the call. This update makes a
+takeover fail if the takeover's transaction has an old database snapshot. A lock without an update would not stop the
+takeover.
 
 # Note [Lost answers]
 Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
@@ -166,7 +167,7 @@ class Journal:
             self._add(claimed, name, Kind.FETCH, **kept)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Store the error of a call in doubt. If this attempt has lost its claim, store nothing."""
+        """Store the error of a call whose result is unknown. If this attempt has lost its claim, store nothing."""
         with suppress(LeaseLost), self._atomic():
             self.fence(claimed)
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
@@ -180,7 +181,8 @@ class Journal:
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write. This method must be the last one in the transaction of the local write.
+        """Record the result of a local write. In the transaction of the local write, no statement may follow after this
+        method.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -197,8 +199,8 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return two tuples with the names of the steps that have no result. The first tuple contains the calls, and
-        the second tuple contains the writes.
+        """Return the names of the steps without a result, in two tuples. The first tuple contains the calls, and the
+        second tuple contains the writes.
 
         The caller must lock the key before it calls this method. This method locks the steps. So it reads all steps
         that are committed now, and not an older snapshot.
@@ -244,8 +246,8 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # This code does not call save(), because save() sends signals. The project's signal handler could run after the
-        # check of the claimed row, but before the insert of the step.
+        # This code does not call save(), because save() sends signals. A receiver of these Django signals could run
+        # project code between the check of the claimed row and the insert of the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:

@@ -1,37 +1,37 @@
 """This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
 
-A protected view usually needs the same number of messages as an unprotected `atomic()` view. Django sends BEGIN and
-COMMIT in two separate messages, and waits for the answer to each message. This module sends BEGIN together with the
+A protected view usually sends as many messages to the database as an unprotected `atomic()` view. Django sends BEGIN
+and COMMIT in two separate messages, and waits for the answer to each message. This module sends BEGIN together with the
 claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also send BEGIN together
 with the next statement. Before each statement, psycopg asks libpq whether a transaction is open. So psycopg does not
 send a second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
-Tools for tracing and packages for tenants must see each statement. So this module sends no messages if such a tool or
+Tracing tools and multi-tenant packages must see each statement. So this module sends no messages if such a tool or
 package is active. The connection must be an instance of Django's own class, and its psycopg connection must be an
 instance of psycopg's own class. All cursor methods must be Django's own methods. The connection must have no execute
 wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default
-level. If one condition of this note is not true, Django's cursor sends the statements.
+level. If a condition in this note is false, Django's cursor sends the statements.
 
 # Note [Prepared statements]
 On each connection, this module sends the first claim as SQL text. If a connection is used for only one request,
-prepared statements save no time. When a connection sends its second claim, the message to the server also prepares the
-statements. The name of a prepared statement contains a hash of the SQL, so different statements have different names.
-So two releases of this package can use the same connection pooler. With a connection pool, several requests use the
-same connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an
-attribute of the connection object.
+prepared statements save no time. The message that contains a connection's second claim also prepares the statements.
+The name of a prepared statement contains a hash of the SQL, so different statements have different names. So two
+releases of this package can use the same connection pooler. With a connection pool, several requests use the same
+connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an attribute
+of the connection object.
 
 A prepared statement can fail for two reasons. The first reason is that the command DISCARD ALL has deleted the prepared
 statement. The second reason is that another client behind a connection pooler already has a prepared statement with the
 same name. If the prepared statement of a claim fails, the claim is rolled back and sent again as SQL text. After a
-failed prepared statement, the connection sends all statements as SQL text. If the prepared statement of a completion
-fails, the request fails, and nothing of the request is committed. A completion is never sent again, because the view
-has run already.
+failed prepared statement, the connection sends all statements as SQL text. If the prepared statement that completes the
+key fails, the request fails, and nothing of the request is committed. A completion is never sent again, because the
+view has run already.
 
 If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
 reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
-must be off while PostgreSQL plans a prepared statement. The prepared statement itself switches `enable_seqscan` on
-again. If `enable_seqscan` stayed off, PostgreSQL would also make other plans for the view's queries.
+must be off while PostgreSQL plans a prepared statement. The prepared statement itself sets `enable_seqscan` back to
+`on`. If `enable_seqscan` stayed off, PostgreSQL would also make other plans for the view's queries.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 class Statement:
     """Before a `Statement` is prepared, the package sends its SQL text. After a `Statement` is prepared, the package
-    sends only its name and its values.
+    sends only the name and the values of the statement.
 
     Args:
         kind: a part of the name of the prepared statement.
@@ -124,15 +124,15 @@ class Statement:
 
 
 def may_send(connection: Any, status: int) -> bool:
-    """Return whether this module can send BEGIN or COMMIT without Django's cursors.
+    """Return True if this module can send BEGIN and COMMIT directly, without a Django cursor.
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, the caller passes the status IDLE. If the status is IDLE, two conditions must be true, so that the
-    function returns True: psycopg would send a BEGIN without options, and Django would commit the transaction later.
-    Before COMMIT, the caller passes the status IN_TRANSACTION. If the status is IN_TRANSACTION, the function returns
-    True only if the end of the current `atomic()` block would send COMMIT, and nothing else. The function does not
-    check whether the connection needs a rollback.
+    Before BEGIN, the caller passes the status IDLE. If the status is IDLE, the function returns True only if both of
+    these conditions are true: psycopg would send a BEGIN without options, and Django would commit the transaction
+    later. Before COMMIT, the caller passes the status IN_TRANSACTION. If the status is IN_TRANSACTION, the function
+    returns True only if Django would send COMMIT and no other statement at the end of the current `atomic()` block. The
+    function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -186,8 +186,8 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message first prepares the other statements, and then the claim. So if the claim is prepared on a
-        # connection, all other statements are prepared, too.
+        # The last statement that the message prepares is the claim. So if the claim is prepared on a connection, all
+        # other statements are prepared, too.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:

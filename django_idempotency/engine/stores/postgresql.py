@@ -76,7 +76,7 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Claim a key with one or two messages, which this method sends to the database itself.
+        """Claim a key. This method sends one or two messages directly to the database.
 
         A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
 
@@ -180,8 +180,8 @@ class PostgreSQLStore(Store):
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
             row[k[name]] += f"::{CASTS.get(name, 'text')}"
         # This statement does not read the steps, so it cannot see whether a failed key has expired. So the statement
-        # treats only a completed key as expired. If the key has failed, the function `_known` returns None, and the
-        # claim uses other statements.
+        # never treats a key as expired if the key is not completed. If the key has failed, the function `_known`
+        # returns None, and the claim uses other statements.
         stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
         body = stored.pop("body")
         stored["fingerprint"] = f"encode({stored['fingerprint']}, 'hex')"
@@ -268,9 +268,9 @@ class CitusStore(PostgreSQLStore):
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # This class sends each statement to the database in a separate message. If one message contained several
-        # statements, a claim would be hardly faster, because Citus spends most of its time on the messages between its
-        # nodes.
+        # This class sends each statement to the database in a separate message. We could send several statements in one
+        # message. But a claim would be only a little faster, because Citus spends most of its time on the messages
+        # between its nodes.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:

@@ -27,8 +27,8 @@ Values = dict[str, Any]
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # A time in SQLite has milliseconds. So the SQL function `round` keeps only three digits after the point. More
-    # digits would be wrong, because a float is not exact.
+    # SQLite stores a time with a precision of milliseconds. So the SQL function `round` keeps only three digits after
+    # the point. More digits would be wrong, because a float is not exact.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """SQL for each kind of database that computes how many seconds are left until the time in a column."""
@@ -63,8 +63,8 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL that adds a number of seconds to the database's time. An SQL parameter contains the number, and
-        the argument `seconds` is the name of this parameter.
+        """Return SQL that adds a number of seconds to the database's time. An SQL parameter contains the number. The
+        argument `seconds` contains the name of this parameter.
         """
         return self._later.replace("%s", f"%({seconds})s")
 

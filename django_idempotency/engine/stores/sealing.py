@@ -10,8 +10,8 @@ check whether a stored text is sealed. The check must be correct even if a clien
 
 Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
 JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark `enc1:`. An
-unencrypted error text begins with the name of a Python class or with fixed words of this package. So no unencrypted
-error text can begin with the mark, either.
+unencrypted error text begins with the name of a Python class or with fixed words of this package. So an error text that
+begins with this mark is always encrypted.
 
 Some views return a text from the request, so an unencrypted body can begin with `enc1:`. So the column `body` does not
 use the mark. The headers and the body of a response are always written by the same statement. If the headers begin with
@@ -102,8 +102,8 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. To decrypt a sealed response, the function reads the two hashes from the
-    argument `of`.
+    """Return the stored response of this row. To decrypt a sealed response, the function needs two hashes, and takes
+    these hashes from the object that is passed as `of`.
 
     Raises `NotDecryptable`.
     """

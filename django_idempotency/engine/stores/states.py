@@ -9,16 +9,16 @@ package has already read.
 # Note [Which index finds a state]
 There are small partial indexes for leased keys, for failed keys and for unfinished steps. The conditions of these
 partial indexes are `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. A database uses a
-partial index if the query contains the condition of the index. So the SQL that finds the keys in a state begins with
-the condition of a partial index. Every failed key has an error, so a condition on `last_error` finds all failed keys.
-On PostgreSQL, no index has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not use a
-HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
+partial index if the query contains the condition of the index. So the SQL that looks for all keys in one state first
+repeats the condition of a partial index. Every failed key has an error, so a condition on `last_error` finds all failed
+keys. On PostgreSQL, no index has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not
+use a HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
 
 There is no partial index for committed claims without a lease, because every completion would have to change this
-index. The query for committed claims without a lease uses the index on `expires_at`. So the query finds a claim only
-after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows whose `ttl` is over. The
-package refuses every retry of a committed claim without a lease. This is also true before this query finds the claim.
-See Note [A committed claim without a lease].
+index. One query finds the committed claims that have no lease. This query uses the index on `expires_at`. So the query
+finds a claim only after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows whose
+`ttl` is over. The package refuses every retry of a committed claim without a lease. This is also true before this query
+finds the claim. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class WhenAsked(Combinable):
 
 
 def has_step(which: Q) -> WhenAsked:
-    """Return a condition for keys. The condition is true for a key if at least one step of the key matches the argument
-    `which`.
+    """Return a query condition that selects keys. The condition is true for a key if at least one step of the key
+    matches the argument `which`.
     """
     return WhenAsked(lambda: Exists(IdempotencyStep.objects.filter(which, key=OuterRef("pk"))))
 
@@ -166,7 +166,7 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """Return the worst state of the key, but never the state "expired".
+        """A key can be in several states at the same time. Return the worst of these states, but never "expired".
 
         Only a query on the column `expires_at` can find out that a key has expired.
         """

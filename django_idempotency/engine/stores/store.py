@@ -2,7 +2,7 @@
 
 A store uses the database connection of its alias, inside the transaction that the caller has opened. So the writes of
 the store and the writes of the view are committed together, or are rolled back together. All times come from the
-database's clock. Usually, a store does not wait for another request. If another request has the key, the code in
+database's clock. Usually, a claim does not wait for another request. If another request has the key, the code in
 `execution/claiming.py` can repeat the claim after a pause. During this pause, no transaction is open.
 """
 
@@ -191,7 +191,7 @@ class Store(ABC):
         more.
 
         If the argument `last` is True, a store can send COMMIT together with the statement. So this method can also
-        raise an error of COMMIT.
+        raise an error that comes from the COMMIT.
 
         Args:
             ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.

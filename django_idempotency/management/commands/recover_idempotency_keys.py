@@ -12,9 +12,9 @@ from ..base import DatabasesCommand, counted, several
 
 class Command(DatabasesCommand):
     help = (
-        "Ask reconcile about each idempotency key that needs attention, in place of a client that does not come back. "
-        "Run the command with cron. It prints one line for each key. The exit status is 0 if no key is left, 1 if the "
-        "command or reconcile has failed, 3 if keys are left, and 128 plus the number of a signal that ended the run."
+        "Call reconcile for each idempotency key that needs attention, because perhaps the client never sends a retry. "
+        "Run the command with cron. It prints one line for each key. The exit status is 0 if no key is left, 3 if keys "
+        "are left, 1 if the command or reconcile has failed, and 128 plus its number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -44,29 +44,28 @@ class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention. To decide about the listed keys, add --apply, and either --release "
         "or --close. Each line begins with the number for --id, and names the caller. The exit status is 0 if all is "
-        "done, 1 after an error, and 3 if no key is selected, or if a key was refused or left out."
+        "done, and 1 after an error. It is 3 if no key is selected, or if the command has refused or left out a key."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument_group("which keys (all given options must apply)").add_argument
-        add("--operation", action="append", help="Keys of this operation, such as 'POST pay/'. May be repeated.")
-        add("--state", action="append", choices=STATES, help="Keys in this state. May be repeated. Default: all.")
-        add("--older-than", type=float, metavar="S", help="Keys that have not changed for at least S seconds.")
-        add("--key", help="A key, or the reference of a key in the log, even if the key needs no attention.")
-        add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
+        add("--operation", action="append", help="Select keys of this operation, such as 'POST pay/'. May be repeated.")
+        add("--state", action="append", choices=STATES, help="Select the keys in this state. May be repeated.")
+        add("--older-than", type=float, metavar="S", help="Select the keys that have not changed for S seconds.")
+        add("--key", help="Select this key, or the key with this reference, even if it needs no attention.")
+        add("--id", action="append", type=int, metavar="N", help="Select the key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
         add = decision.add_mutually_exclusive_group().add_argument
         add("--release", action="store_true", help="Allow the next retry to repeat the calls that are in doubt.")
-        add("--close", type=int, metavar="STATUS", help="Answer retries with this status, 200 to 499.")
+        add("--close", type=int, metavar="STATUS", help="Answer retries with this status, a number from 200 to 499.")
         add = decision.add_argument
         add("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         add("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
-        body = "The body of the answer of --close. The body is JSON if it begins with {, [ or a double quote."
-        add("--body", default="", help=body)
+        add("--body", default="", help="The body for --close. It is JSON if it begins with {, [ or a double quote.")
         add("--reason", default="", help="The reason for the decision, or a ticket number. Required with --apply.")
         add("--by", default="", help="The name of the person who decides. Required with --apply.")
-        add("--apply", action="store_true", help="Carry the decision out.")
+        add("--apply", action="store_true", help="Execute the decision.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
@@ -101,9 +100,9 @@ class Command(IdempotencyCommand):
         """With the option `--apply`, make the decision about the keys. Without `--apply`, only print what the command
         would do.
 
-        If `answer` is None, the decision releases the keys for the next retry. If `answer` is a response, the decision
-        closes the keys with this response. Return the number of resolved keys. Without `--apply`, return the number of
-        keys that the command would resolve.
+        If `answer` is None, the decision releases the keys, so that the next retry can run. If `answer` is a response,
+        the decision closes the keys and stores this response as their result. Return the number of resolved keys.
+        Without `--apply`, return the number of keys that the command would resolve.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -142,7 +141,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    # The command lists the keys in doubt before all other keys. The customer of a key in doubt has perhaps already
+    # The command lists the keys in doubt before all other keys. If a key is in doubt, perhaps the customer has already
     # paid.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
@@ -163,7 +162,8 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    # The text of a client can contain a line break. Then a part of the text could look like the line of another key.
+    # A text that a client has sent can contain a line break. Then a part of the text could look like the line of
+    # another key.
     return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
