@@ -65,7 +65,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     A user with the permission `view_idempotencykey` sees the list of keys, but does not see the texts of the keys. To
     see the texts of the keys and the stored responses, a user also needs the permission `view_response`. To make
-    decisions, a user needs the permission `resolve_idempotencykey`. Only a decision can change a key in the admin.
+    decisions, a user needs the permission `resolve_idempotencykey`. In the admin, a person can change a key only by a
+    decision about the key.
     """
 
     actions = (answer_selected, release_selected)

@@ -164,9 +164,9 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The method pop() takes the last item of the list. So the last key in the list is the key that has not changed for
-    # the longest time. After the recovery of a key, the column `updated_at` has a new time. So the next recovery takes
-    # this key last.
+    # The method pop() takes the last item of the list. So the last key in the list is the key whose last change is the
+    # oldest. After the recovery of a key, the column `updated_at` has a new time. So the next recovery takes this key
+    # last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()

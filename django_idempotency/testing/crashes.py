@@ -242,8 +242,8 @@ class CrashChecks:
         """Yield each defect of the retry, together with advice for the developer.
 
         A call without a derived key must not be made twice. A step must have the same name in all attempts. In a retry,
-        `reconcile` can record the result of a call: it passes another function to `operation.call`. This does not count
-        as a second call.
+        `reconcile` can record the result of an earlier call. To do this, `reconcile` passes a function that returns
+        this result to `operation.call`. This does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

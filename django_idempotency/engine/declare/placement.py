@@ -125,8 +125,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """A protected `dispatch` method calls other code. If this code can decide who the caller is, return the name of the
-    code. Otherwise, return None.
+    """A `dispatch` method below the decorator can call code that checks the caller. If there is such code, return the
+    name of the code. Otherwise, return None.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.

@@ -62,7 +62,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         if (winner := attempt.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None:
-            raise  # the work has returned a result, so other code has raised this error
+            raise  # the work has not raised this error, because the work has returned a result
         finished = attempt.answer(work, error)
         if finished is None:
             raise

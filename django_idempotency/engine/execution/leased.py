@@ -281,9 +281,9 @@ class LeasedOperation(Operation):
         finally:
             self.writing = False
             if self._store.has_no_transaction(self._store.connection):
-                # The function that was passed to this `write` step has committed or rolled back the transaction of the
-                # step. After that, the database commits each statement of the function separately. So the start of the
-                # step must be committed, too.
+                # This `write` step has called a function, and this function has committed or rolled back the
+                # transaction of the step. After that, the database commits each statement of the function separately.
+                # So the start of the step must be committed, too.
                 with suppress(IntegrityError):  # perhaps a COMMIT of the function has already stored this row
                     self._journal.start_write(self._claim, name)
                     lost = True

@@ -114,8 +114,8 @@ def resumed(
         writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
     """
     if writes or (calls and not wanted.repeats_calls):
-        # The outcome `InDoubt` does not change the attempt number of the row. So if the worker of the last attempt is
-        # alive, this worker can still store the result of its call.
+        # The outcome `InDoubt` does not change the attempt number of the row. So if the worker of the previous attempt
+        # is still alive, that worker can still store the result of its call.
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
     abandoned = stored.status is Status.IN_PROGRESS
     return outcomes.Claimed(

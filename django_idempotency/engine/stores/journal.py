@@ -167,7 +167,9 @@ class Journal:
             self._add(claimed, name, Kind.FETCH, **kept)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Store the error of a call whose result is unknown. If this attempt has lost its claim, store nothing."""
+        """If the outcome of a call is unknown, store the error of the call. If this attempt has lost its claim, store
+        nothing.
+        """
         with suppress(LeaseLost), self._atomic():
             self.fence(claimed)
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))

@@ -63,8 +63,8 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL that adds a number of seconds to the database's time. An SQL parameter contains the number. The
-        argument `seconds` contains the name of this parameter.
+        """Return SQL that adds a number of seconds to the database's time. The text in `seconds` is the name of the SQL
+        parameter that contains the number of seconds.
         """
         return self._later.replace("%s", f"%({seconds})s")
 

@@ -10,12 +10,12 @@ check whether a stored text is sealed. The check must be correct even if a clien
 
 Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
 JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark `enc1:`. An
-unencrypted error text begins with the name of a Python class or with fixed words of this package. So an error text that
+unencrypted error text begins with the name of a Python class, or with a sentence of this package. So an error text that
 begins with this mark is always encrypted.
 
-Some views return a text from the request, so an unencrypted body can begin with `enc1:`. So the column `body` does not
-use the mark. The headers and the body of a response are always written by the same statement. If the headers begin with
-the mark, the body is also sealed.
+Some views send a text from the request back to the client. So the body of a response can begin with `enc1:` although
+the body is not encrypted. So the column `body` does not use the mark. The headers and the body of a response are always
+written by the same statement. If the headers begin with the mark, the body is also sealed.
 
 # Note [Sealed text belongs to one row and one column]
 The cipher is AES-256-GCM with associated data. The associated data describes the place of the text, such as its row and

@@ -14,11 +14,11 @@ repeats the condition of a partial index. Every failed key has an error, so a co
 keys. On PostgreSQL, no index has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not
 use a HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
 
-There is no partial index for committed claims without a lease, because every completion would have to change this
-index. One query finds the committed claims that have no lease. This query uses the index on `expires_at`. So the query
-finds a claim only after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows whose
-`ttl` is over. The package refuses every retry of a committed claim without a lease. This is also true before this query
-finds the claim. See Note [A committed claim without a lease].
+The table needs no partial index for committed claims without a lease. Such an index would have to be changed at every
+completion. One query finds the committed claims that have no lease. This query uses the index on `expires_at`. So the
+query finds a claim only after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows
+whose `ttl` is over. The package refuses every retry of a committed claim without a lease. The package also refuses a
+retry that comes before this query can find the claim. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations

@@ -50,9 +50,8 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # At the moment, the project does not need this pattern, because the pattern matches no unprotected
-                # endpoint. But if a new unprotected endpoint matched the pattern, the command would not report the
-                # endpoint.
+                # The project no longer needs this pattern: all endpoints that match the pattern are protected, or no
+                # endpoint matches it. Later, the pattern could hide a new endpoint that is not protected.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
