@@ -1,4 +1,4 @@
-"""This module makes the admin's list of keys, with filters and a search.
+"""This module makes the list page for keys in Django's admin, with filters and a search.
 
 The queries of this module never read the whole table.
 """
@@ -162,9 +162,9 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
 def _scopes(text: str, request: HttpRequest) -> set[str]:
     """Return the scopes that the search must look for.
 
-    The search text can itself be a scope. So the function always adds the search text to the result. If the search text
-    is a user name, the result also contains the scope of this user. Only a person who is allowed to view users can
-    search by user name.
+    A person can also enter a scope as the search text. So the function always adds the search text to the result. If
+    the search text is a user name, the result also contains the scope of this user. Only a person who is allowed to
+    view users can search by user name.
     """
     users = get_user_model()
     scopes = {text}

@@ -89,8 +89,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
         found: set[int] = set()
         limited = False
         for part in parts:
-            # A cleanup deletes most expired keys. But a cleanup never deletes a key that is in progress without a
-            # lease. So a query that sorts the keys by `expires_at` finds the keys without a lease near the beginning.
+            # A cleanup deletes most of the expired keys. But a cleanup never deletes a key that is in progress without
+            # a lease. So a query that sorts the keys by `expires_at` finds the keys without a lease near the beginning.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])

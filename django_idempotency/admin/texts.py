@@ -49,7 +49,7 @@ def moment(value: datetime | None) -> str:
 
 
 def readable_operation(operation: str) -> str:
-    """Return the name of an operation in a form that is easy to read.
+    """Return a readable name of an operation.
 
     For example, the stored name `POST ^orders/(?P<pk>[0-9]+)/$` becomes `POST orders/<pk>/`.
     """

@@ -70,8 +70,8 @@ def lifetime(options: Idempotency) -> str:
 
 
 def uniqueness(options: Idempotency) -> str:
-    """Return a text that explains the scope of a key to clients. The text says who counts as one caller, because two
-    callers can use the same key.
+    """Return a text that explains the scope of a key to clients. Two callers can use the same key, so the text says how
+    the server tells two callers apart.
     """
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"

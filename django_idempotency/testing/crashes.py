@@ -81,8 +81,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The attempt is stopped for the last time just before the COMMIT that stores the response. If a crash comes
-        # after this COMMIT, only the answer to the client is lost, and the retry gets a replay.
+        # The last point at which this code stops the attempt is just before the COMMIT that stores the response. If a
+        # crash comes after this COMMIT, only the answer to the client is lost, and the retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)

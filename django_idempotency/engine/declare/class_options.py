@@ -38,7 +38,7 @@ class IdempotencyMixin:
     Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
     The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the protected handler,
     also before a replay. In the REST framework, authentication, permissions, throttles and content negotiation run
-    before the protected handler, also before a replay.
+    before the protected handler, and before a replay, too.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the

@@ -78,9 +78,9 @@ def refuse_routing(protected: Any) -> None:
 
     If Django Ninja tries to make an operation from the view, the hook raises an error.
     """
-    # This code does not import Django Ninja, because many projects do not use Django Ninja. After `wraps()`, the
-    # protected view and the unprotected view can share one list of hooks. So this code makes a new list, and does not
-    # change the list of the unprotected view.
+    # This code does not import Django Ninja, because many projects do not use Django Ninja. `wraps()` copies the
+    # attributes of the view. So perhaps the protected view and the unprotected view share one list of hooks. So this
+    # code makes a new list, and does not change the list of the unprotected view.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 

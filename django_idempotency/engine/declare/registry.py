@@ -66,7 +66,7 @@ class Declaration:
     def finished(self, returned: Any) -> Finished[Any]:
         """Convert the return value of `reconcile` into the final result of the operation.
 
-        The recovery calls this method, because the recovery calls `reconcile` without a request.
+        The recovery has no request when it calls `reconcile`. So the recovery uses this method.
 
         Raises:
             IdempotencyConfigurationError: the value is not a valid result of `reconcile`.

@@ -110,7 +110,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # if the event loop has ended, no code awaits a new coroutine
+        refuse_if_cancelled()  # after the end of the event loop, no code would await a coroutine that is created here
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:

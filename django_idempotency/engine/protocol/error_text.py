@@ -1,5 +1,5 @@
-"""This module makes a text for operators that describes an error. The text has the class of the error and the place in
-the code.
+"""This module writes the descriptions of errors that operators read. The text has the class of the error and the place
+in the code.
 
 The package does not store the message of an error, because the message can contain a secret.
 """

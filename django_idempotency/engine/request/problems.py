@@ -69,7 +69,7 @@ def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Pro
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
-        # A long header name is cut to 60 characters, so that the sentence with this name stays short.
+        # A long header name is cut to 60 characters, so that the message that contains the name stays short.
         similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
         if similar:
             text = _("The header %(similar)s was sent, which has another name.")

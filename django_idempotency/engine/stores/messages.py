@@ -128,11 +128,11 @@ def may_send(connection: Any, status: int) -> bool:
 
     All conditions are in Note [When this module sends messages].
 
-    Before BEGIN, the caller passes the status IDLE. If the status is IDLE, the function returns True only if both of
+    Before BEGIN, the caller passes the status IDLE. With the status IDLE, the function returns True only if both of
     these conditions are true: psycopg would send a BEGIN without options, and Django would commit the transaction
-    later. If the caller wants to send COMMIT, the argument is the status IN_TRANSACTION. If the status is
-    IN_TRANSACTION, the function returns True only if Django would send COMMIT and no other statement at the end of the
-    current `atomic()` block. The function does not check whether the connection needs a rollback.
+    later. If the caller wants to send COMMIT, the argument is the status IN_TRANSACTION. With the status
+    IN_TRANSACTION, the function returns True only if the current `atomic()` block would end with a COMMIT, and with
+    nothing else. The function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (

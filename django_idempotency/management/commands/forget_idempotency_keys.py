@@ -23,7 +23,7 @@ class Command(IdempotencyCommand):
         caller.add_argument("--user", metavar="NAME", help="Forget the keys of the user with this name.")
         caller.add_argument("--scope", help="Forget the keys of this scope. Write the scope as the admin shows it.")
         parser.add_argument("--key", help="Forget only this key. Default: all keys of the caller.")
-        parser.add_argument("--operation", help="Forget the --key only for this operation, such as 'POST orders/'.")
+        parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")
 

@@ -29,8 +29,8 @@ LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 for which the other side must be asked first.
 """
 LOOKED_HELP = (
-    "Let --release also release keys with a call in doubt whose policy is not retry, keys with a write in doubt, and "
-    "keys without a lease. You confirm that you have checked the steps in doubt, and that they had no effect."
+    "Let --release also release keys that have a write in doubt or no lease, and keys that have a call in doubt and "
+    "another policy than retry. You confirm that you have checked the steps in doubt, and that they had no effect."
 )
 SETTLED_HELP = (
     "Let --close also close keys with calls that have finished or are in doubt. You confirm that the order exists, "
