@@ -50,7 +50,7 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """This index contains only some rows of the table. The argument `set_column` decides which rows are in the index.
+    """This index contains only the rows in which the column `set_column` is set.
 
     For example, the index for the column `last_error` contains only rows with an error text. Most rows have no error
     text, so this index is small.

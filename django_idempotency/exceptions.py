@@ -83,7 +83,8 @@ class ResultNotStorable(IdempotencyError, TypeError):
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error, such as a deadlock, without an `atomic()` block around the statement.
+    """A statement in the view failed with a database error, such as a deadlock. The view caught the error, but the
+    statement was not inside its own `atomic()` block.
 
     All writes of the view are lost, so a success response would be wrong. A retry can claim the key again.
 

@@ -93,8 +93,8 @@ class KeyCollector:
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
                 # The function `start_http_server` runs each scrape in a thread that has no Django request. So Django
-                # does not close the connection of this thread. The collector closes the connection if the scrape has
-                # opened it.
+                # does not close the connection of this thread. If the collector has opened a database connection to
+                # read the metrics, the collector closes this connection again.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))

@@ -102,7 +102,7 @@ class IdempotencyKey(models.Model):
 
     def __str__(self) -> str:
         """Return the operation and the reference of the key. The text does not contain the key itself. A key can be
-        secret, and the admin's log keeps the text of this method for ever.
+        secret, and the admin's log stores for ever the text that this method returns.
         """
         return f"{self.operation} {self.reference}"
 

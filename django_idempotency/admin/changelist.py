@@ -57,9 +57,9 @@ class BoundedChangeList(ChangeList):
 
         The search and the other filters run first, and the filter by state runs last.
 
-        If a person chooses a filter but does not choose a state, the list searches only the latest 100,000 keys. For
-        the state `completed`, the filter by state reads only the latest 100,000 keys, too. But a search finds all keys,
-        because a search uses an index.
+        If a person chooses a filter but does not choose a state, the list searches only the latest 100,000 keys. If you
+        filter by the state `completed`, the admin also reads only the latest 100,000 keys. But a search reads all keys,
+        and not only the latest keys, because an index makes the search fast.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -102,8 +102,8 @@ class BoundedChangeList(ChangeList):
 class StateFilter(admin.SimpleListFilter):
     """This is the admin's filter by state.
 
-    This class finds only the keys with the state `completed`. If a key has one of the remaining states, the class
-    `BoundedChangeList` finds this key.
+    This class finds only the keys with the state `completed`. For the other states, the class `BoundedChangeList` finds
+    the keys.
     """
 
     title = _("state")

@@ -35,7 +35,8 @@ from .timeline import last_decision, timeline
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
     """Make a column for the admin's list of keys, or a field for the admin's page of one key.
 
-    The argument `text` is a function that gets a key. The function returns the text that the admin shows.
+    The argument `text` is a function. This function is called with a key. The function returns the text that the admin
+    shows.
     """
 
     @admin.display(description=title)
@@ -73,7 +74,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # Facets would show a number beside each choice of a filter. For facets, Django would count all keys in the table.
+    # Facets would show a number beside each choice of a filter. If the list had facets, Django would count all keys in
+    # the table.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
@@ -137,8 +139,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Return whether a URL may filter the list of keys by this lookup. The method allows only the filters in
-        `list_filter`.
+        """Return True if a lookup in a URL is allowed as a filter for the list of keys. The method allows only the
+        filters in `list_filter`.
 
         If a URL could contain `?body__startswith=`, a user could guess a stored response that the user is not allowed
         to see.

@@ -38,7 +38,8 @@ class Part:
     """A `Part` object describes a query that finds keys. If the attribute `order` contains the name of a column, the
     query uses an index to sort the keys by this column.
 
-    If the attribute `steps` contains a condition, at least one step of each key must match this condition.
+    If the attribute `steps` contains a condition, the query finds only keys that have at least one step with this
+    condition.
     """
 
     condition: Q
@@ -81,8 +82,8 @@ def find(state: str, keys: Keys) -> list[int]:
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     """For each state, yield a tuple with the name of the state, the ids of its keys, and a bool.
 
-    The argument `most` is the limit of each query. The bool is True if a query has reached this limit. If a key is in
-    several states, the function yields the key only once, with the worst of these states.
+    Each query returns at most `most` rows. The bool is True if a query has reached this limit. If a key is in several
+    states, the function yields the key only once, with the worst of these states.
     """
     worse: set[int] = set()
     for name, parts in BY_INDEX.items():
@@ -90,7 +91,7 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
         limited = False
         for part in parts:
             # A cleanup deletes most of the expired keys. But a cleanup never deletes a key that is in progress without
-            # a lease. So a query that sorts the keys by `expires_at` finds the keys without a lease near the beginning.
+            # a lease. So if a query sorts the keys by `expires_at`, the keys without a lease are among the first rows.
             chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
             ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
             ids = list(ordered.values_list("pk", flat=True)[:most])
@@ -116,7 +117,7 @@ def _first_due(using: str) -> list[int]:
 def latest(keys: Keys, count: int) -> Keys:
     """Return only the latest keys of a queryset.
 
-    The query reads only the newest keys. The id of these keys is greater than the highest id in the table minus
+    The query reads only the newest keys. Each of these keys has an id that is greater than the table's highest id minus
     `count`. So the query does not read the whole table.
     """
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0

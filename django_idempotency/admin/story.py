@@ -79,8 +79,7 @@ class Story(Facts):
     def _missing(self) -> str:
         """Return a text that says which work was perhaps not done.
 
-        All started steps of the key have ended. But the package cannot know whether the view, if it ran again, would
-        start more steps.
+        All started steps of the key have ended. But if the view ran again, the view could start more steps.
         """
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:

@@ -108,7 +108,7 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """An `Answers` object describes which view answers one HTTP method, and how this view is protected.
+    """An `Answers` object says which view handles one HTTP method, and how this view is protected.
 
     `method` is the HTTP method, or None if the view does not declare its methods.
     `view` is the dotted name of the view.

@@ -147,7 +147,7 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
     Before the row of a key is locked, a worker can still start an external call. Then the key is no longer stuck.
 
-    A key that was marked as failed is kept for at least one more `ttl`.
+    When a key is marked as failed, the key is kept for at least one `ttl` after the mark.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -162,7 +162,8 @@ def preview(using: str | None = None) -> Cleanup:
     """Return how many keys a cleanup would delete or change now. The function itself does not delete or change keys.
 
     The attribute `deleted` of the result is the number of expired keys. The attribute `unstuck` is the number of stuck
-    keys. The attribute `stuck` is always 0. A real cleanup marks every stuck key as failed, so no stuck key remains.
+    keys. The attribute `stuck` is always 0. A cleanup without dry run marks every stuck key as failed, so no stuck key
+    remains.
     """
     store = store_for(alias_for(using))
     with _explained(store):

@@ -99,8 +99,8 @@ def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
 
 
 def _is_readable(entry: Any) -> bool:
-    """Return whether this version of the package can read the entry. If not, the admin pages show only that the entry
-    cannot be read.
+    """Return whether this version of the package can read the entry. If the entry cannot be read, the admin pages show
+    a note about this, and nothing else.
     """
     try:
         steps = entry.get("steps", [])

@@ -38,7 +38,7 @@ def answer_of(status: int, content_type: str, body: str) -> Snapshot:
 def result_of(
     value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
-    """Return the step result that a person has entered as JSON.
+    """A person has entered the result of a step as JSON. Return this result.
 
     Args:
         value: the value that `json_value` has returned. An object with a model and a primary key stands for that row.

@@ -100,9 +100,9 @@ def forget_scope(
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
     The query uses the index of scopes, and locks only rows of this scope. If a request of the caller is running, this
-    request can store its key after the deletion. So first take away the caller's access, and then call `forget_scope`.
-    Each batch of keys is deleted in one transaction. If an outer `atomic()` block is open, each batch is deleted in a
-    savepoint.
+    request can store its key after the deletion, and this key is not deleted. So first take away the caller's access,
+    and then call `forget_scope`. Each batch of keys is deleted in one transaction. If an outer `atomic()` block is
+    open, each batch is deleted in a savepoint.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,

@@ -43,7 +43,7 @@ class Facts(Seen):
     @cached_property
     def recordable(self) -> list[str]:
         """Return the names of the steps for which a person can record a result. A person can record a result for a step
-        in doubt. A person can also replace a result that a person has recorded earlier.
+        in doubt. If a person has recorded a result, a person can replace this result later.
         """
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
@@ -54,8 +54,8 @@ class Facts(Seen):
 
         After the action "release", the next retry repeats each call that is in doubt. So if a call is in doubt, a
         release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. The policy is
-        used only for `call` steps. So if a write is in doubt, a release always needs a confirmation. A release needs a
-        confirmation, too, if the key is in progress and has no lease. Perhaps the work of this key has committed some
+        used only for `call` steps. So if a write is in doubt, a release always needs a confirmation. If the key is in
+        progress and has no lease, a release needs a confirmation, too. Perhaps the work of this key has committed some
         writes.
 
         The action "answer" needs a confirmation if the key has a step in doubt, or a call that is finished. The action

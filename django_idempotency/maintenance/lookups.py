@@ -222,7 +222,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """Return the keys that fit this text.
+    """Return the keys that a search for this text finds.
 
     Perhaps a person has copied the key from a header, where the key has quotes. So the key is the whole text, or the
     text inside the quotes.

@@ -57,7 +57,7 @@ logger = logging.getLogger("django_idempotency")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """An `Asked` object tells what a recovery did with one key. If the recovery cannot call `reconcile` for an
-    operation, one object describes all keys of the operation.
+    operation, the recovery makes only one report object for all keys of this operation.
 
     Attributes:
         reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
@@ -111,9 +111,9 @@ def recover_idempotency_keys(
     Call this function from cron, Celery beat or django.tasks. If several processes need the same key at the same time,
     only one process gets the key. The recovery uses its own transactions. So no transaction may be open when you call
     this function. If the function `reconcile` returns a result, the result completes the key. If the function returns
-    None or raises an error, the key is not completed. When the time `older_than` has passed, a recovery can call the
-    function again for this key. The recovery writes one line to the log for each key. If the recovery cannot call
-    `reconcile` for an operation, the log gets one line for the whole operation.
+    None or raises an error, the key is not completed. After `older_than` seconds, a recovery can call the function
+    again for this key. The recovery writes one line to the log for each key. If the recovery cannot call `reconcile`
+    for an operation, the log gets one line for the whole operation.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -164,9 +164,9 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The method pop() takes the last item of the list. So the last key in the list is the key whose last change is the
-    # oldest. After the recovery of a key, the column `updated_at` has a new time. So the next recovery takes this key
-    # last.
+    # The method pop() takes the last item of the list. The keys are sorted by the time of their last change. The last
+    # key in the list has the earliest time. After the recovery of a key, the column `updated_at` has a new time. So the
+    # next recovery takes this key last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()

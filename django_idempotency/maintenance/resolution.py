@@ -71,8 +71,8 @@ def record_outcome(
     """Store the result that a person has found for a step in doubt. The next retry continues after this step.
 
     The person finds the result, for example, in the records of the external service. To correct a recorded result, call
-    this function again before the key is completed. The trail of decisions keeps the old result. The function runs in
-    one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    this function again before the key is completed. The old result stays in the stored list of decisions. The function
+    runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
 
     Args:
         key: the row as the person has seen it.

@@ -143,8 +143,8 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 def stoppable(stop: Event) -> Iterator[list[int]]:
     """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch before the process ends.
 
-    A second signal raises `SystemExit`, because perhaps the command hangs. But if the second signal comes within
-    `MOMENT` seconds after the first signal, the second signal has no effect.
+    Perhaps the command hangs. So a second signal raises `SystemExit`. But if two signals arrive within `MOMENT`
+    seconds, the later signal has no effect.
     """
     received: list[int] = []
     first = math.inf

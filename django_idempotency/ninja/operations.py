@@ -166,8 +166,9 @@ class NinjaViewCall(ViewCall):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return None
         if isinstance(auth, str):
-            # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator returned it.
-            # The session authenticators of Django Ninja never return a text, so this code ignores these authenticators.
+            # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator has returned
+            # this text. The session authenticators of Django Ninja never return a text, so this code ignores these
+            # authenticators.
             callbacks = self.operation.auth_callbacks
             count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
             if count > 1:
@@ -228,7 +229,9 @@ def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | N
 
 
 def view_call(*args: Any) -> None:
-    """Return None, because the decorator `idempotent_operation` itself makes each `NinjaViewCall` object."""
+    """Return None. There is nothing to do here, because the decorator `idempotent_operation` makes each `NinjaViewCall`
+    object.
+    """
 
 
 def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:

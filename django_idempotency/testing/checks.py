@@ -96,8 +96,8 @@ class EndpointChecks:
         """Send a different body with the first key, and check that the request is refused."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # A project can have its own format for error responses. Then the check cannot recognise a mismatch in the
-        # response, so the check accepts every 4xx response.
+        # A project can have its own format for error responses. Then the check cannot see in the response that the
+        # package has refused a different payload, so the check accepts every 4xx response.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -205,8 +205,8 @@ class EndpointChecks:
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return two values. The first value is a function that counts the objects of `creates`. The second value is the
-    name of these objects in error messages. If `creates` is None, the name is an empty text.
+    """Return two values. The first value is a function. This function counts the objects of `creates`. The second value
+    is the name of these objects in error messages. If `creates` is None, the name is an empty text.
     """
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)

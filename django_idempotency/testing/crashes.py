@@ -69,8 +69,8 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place. If this place has the number `stop_at`, raise an exception, which stops the request. After
-        the first time, raise the exception again at each later place.
+        """Record the place. The places in the code are numbered. If this place has the number `stop_at`, raise an
+        exception to stop the request. When the exception has been raised once, raise it again at each later place.
         """
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
@@ -81,7 +81,7 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The last point at which this code stops the attempt is just before the COMMIT that stores the response. If a
+        # This code can stop the attempt until just before the COMMIT that stores the response, but not later. If a
         # crash comes after this COMMIT, only the answer to the client is lost, and the retry gets a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
@@ -108,8 +108,8 @@ def watched(watch: Watch) -> Iterator[None]:
         return original(operation, name)
 
     with ExitStack() as stack:
-        # `connections.all()` returns the connections of the thread that sends the request. An asynchronous view uses
-        # the same connections in another thread.
+        # `connections.all()` returns the connections of the thread that sends the request. An asynchronous view runs in
+        # another thread, and uses the same database connections there.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
@@ -127,8 +127,8 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # For a call, the package commits the start of the call, and then the function runs. For a `fetch` or a
-            # `write`, the package commits nothing before the function runs.
+            # Before the function of a `call` step runs, the package commits the information that the call has started.
+            # For a `fetch` or a `write`, the package commits nothing before the function runs.
             if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
@@ -242,8 +242,8 @@ class CrashChecks:
         """Yield each defect of the retry, together with advice for the developer.
 
         A call without a derived key must not be made twice. A step must have the same name in all attempts. In a retry,
-        `reconcile` can record the result of an earlier call. To do this, `reconcile` passes a function that returns
-        this result to `operation.call`. This does not count as a second call.
+        `reconcile` can record the result of an earlier call. To do this, `reconcile` passes a function to
+        `operation.call`. This function returns the result. This does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

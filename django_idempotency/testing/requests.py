@@ -173,8 +173,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """The data can contain files. Load all these files into memory, and return a copy of the data that contains the
-    loaded files. Only a file in memory can be copied.
+    """The data can contain files. Load all these files into memory, and return a copy of the data in which the loaded
+    files replace the original files. Only a file in memory can be copied.
     """
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}

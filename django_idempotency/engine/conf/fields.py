@@ -72,14 +72,16 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a function that checks whether a value is possible. If the value is not possible, the function returns the
-    text in the argument `advice`. The argument `possible` is a function that returns True for a possible value.
+    """Return a function that checks a value. If the value is not allowed, the function returns the text in the argument
+    `advice`. The argument `possible` is a function that returns True for an allowed value.
     """
     return lambda value: None if possible(value) else advice
 
 
 def or_none(check: Check) -> Check:
-    """Return a function that accepts None. For all other values, this function returns the result of `check`."""
+    """Return a function whose argument can also be None. For all other values, this function returns the result of
+    `check`.
+    """
     return lambda value: None if value is None else check(value)
 
 

@@ -138,7 +138,8 @@ class Idempotency:
 
     @cached_property
     def repeats_calls(self) -> bool:
-        """Return whether a retry may run the work while a call of an earlier attempt is in doubt.
+        """An earlier attempt has made a call whose result is unknown. Return True if a retry may run the work in this
+        case.
 
         In atomic mode, the result is False. A repeated call gets the same derived key as before.
         """

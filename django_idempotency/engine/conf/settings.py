@@ -106,7 +106,7 @@ def _value(name: str, written: Any) -> Any:
 def resolve(*layers: Idempotency) -> Idempotency:
     """Merge all layers of options with the `IDEMPOTENCY` setting and the package's defaults.
 
-    If several layers set the same option, the first of these layers decides the value.
+    If several layers set the same option, the value comes from the layer that comes first in this list.
 
     The merged options are cached for each combination of layers. When a test changes the `IDEMPOTENCY` setting, the
     cache is emptied.
@@ -120,8 +120,8 @@ def resolve(*layers: Idempotency) -> Idempotency:
     if merged["lease"] is None:
         for name in LEASED_ONLY:
             # Some options are only for views with a lease. The `IDEMPOTENCY` setting can contain options for leased
-            # mode without a `lease`, because a view can set its own `lease`. But a view without a lease must not set
-            # `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
+            # mode even if it contains no `lease`, because a view can set its own `lease`. But a view without a lease
+            # must not set `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
             if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
                 raise IdempotencyConfigurationError(
                     f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "

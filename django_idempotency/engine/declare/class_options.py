@@ -175,7 +175,7 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield one tuple for each unsafe HTTP method of a view class, such as POST.
+    """For each unsafe HTTP method (such as POST) of a view class, yield one tuple.
 
     Each tuple has the HTTP method, the name of the handler, and the handler itself.
 
@@ -189,8 +189,8 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return a tuple of all options that are declared for a class with the mixin. If the class is not protected, the
-    tuple is empty.
+    """A class uses the mixin. Return a tuple of all options that are declared for this class. If the class is not
+    protected, the tuple is empty.
 
     The tuple contains the options in this order: view object, handler, class, base classes. A class can switch its
     protection off with the value None. Then the tuple contains only the options that stand before the first None. See

@@ -63,8 +63,8 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """A decorator, a view class or an operation of Django Ninja can decide who the caller is. If such code stands below
-    `idempotent`, return a text that names this code. Otherwise, return None.
+    """A decorator, a view class or an operation of Django Ninja can decide who the caller is. If `idempotent` decorates
+    such code, return a text that names this code. Otherwise, return None.
     """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
@@ -107,7 +107,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """Return an error message if `idempotent` decorates a `dispatch` method, but is not allowed there.
+    """If `idempotent` decorates a `dispatch` method on which it is not allowed, return an error message.
 
     Otherwise, return None. A system check also calls this function.
     """
@@ -125,8 +125,8 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """A `dispatch` method below the decorator can call code that checks the caller. If there is such code, return the
-    name of the code. Otherwise, return None.
+    """The decorator wraps a `dispatch` method, and this method can call code that checks the caller. If there is such
+    code, return the name of the function or the class. Otherwise, return None.
 
     Args:
         classes: the classes of the view's MRO that stand below the protection.
@@ -145,8 +145,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
             return below
     # A `dispatch` method of the project runs before the handlers, so it can check the caller. If the class has no
     # handlers, one `dispatch` method of the project answers the request. In the MRO, this method comes after all other
-    # `dispatch` methods of the project. This method does not check the caller, so this code removes the method from the
-    # list.
+    # `dispatch` methods of the project. This `dispatch` method does not check the caller, so this code removes the
+    # method from the list of methods.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:

@@ -149,7 +149,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers of options. If the name of the handler is in `VERBS`, return one more layer. The additional
+    """Return the layers of options. If the name of the handler is in `VERBS`, there is one more layer. The additional
     layer protects only requests with the HTTP method of the handler.
 
     For example, a decorator on a handler with the name `put` protects PUT requests.

@@ -6,12 +6,13 @@ The allowed decorators do not check the caller of the view. The package finds ev
 # Note [The package recognizes a wrapper by its code object]
 `functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
 has made this wrapper. But `functools.wraps` does not change the code object (`__code__`) of the wrapper. The wrapper
-also keeps its global variables. The qualified name of the wrapper's code object begins with the name of the decorator.
-So the package takes the decorator's name from the code object, and the module's name from the global variables. When
-several middleware classes are used as decorators, all their wrappers have the same code object. When several context
-managers are used as decorators, all their wrappers share one code object. So if a decorator was made from a middleware
-class, the package uses the name of this class as the decorator's name. If a decorator was made from a context manager,
-the package uses the class name of the context manager.
+also keeps the global variables of its own module. The wrapper has a code object, and the `co_qualname` of this object
+begins with the name of the decorator. So the package takes the decorator's name from the code object, and the module's
+name from the global variables. When several middleware classes are used as decorators, all their wrappers have the same
+code object. When several context managers are used as decorators, Python makes a wrapper for each, and all these
+wrappers share one code object. So if a decorator was made from a middleware class, the package uses the name of this
+class as the decorator's name. If a decorator was made from a context manager, the package uses the class name of the
+context manager.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """If the callable `level` was made by a decorator, yield this callable.
+    """If a decorator made the callable `level`, yield `level`.
 
     If `method_decorator` has made the callable from several decorators, yield the wrappers of all these decorators. The
     outermost wrapper comes first.

@@ -122,7 +122,7 @@ class _Attempt(NoBridgeAbove):
         self._block.__exit__(*raised)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """This method is called if the work has raised an exception. If the work has also ended the transaction in
+        """This method is called if the work has raised an exception. If the work itself has ended the transaction in
         which it ran, the method stops all retries of the key.
 
         When no transaction is open, the database commits each write immediately. So a retry would repeat writes that
@@ -180,9 +180,9 @@ class _Attempt(NoBridgeAbove):
         """If another request with the same key has caused the error, return the outcome of that request. Otherwise,
         return None.
 
-        If there is only one database server, our claim fails because another request was faster, and has claimed the
-        key. In a Galera cluster, two requests on different nodes can both claim the key. Then the slower request gets a
-        database error from an SQL statement of its work, or from COMMIT.
+        With only one database server, a failed claim has only one possible cause: another request has claimed the key
+        first. In a Galera cluster, two requests on different nodes can both claim the key. Then the slower request gets
+        a database error from an SQL statement of its work, or from COMMIT.
         """
         # After COMMIT, Django sets the attribute `run_commit_hooks_on_set_autocommit_on` to True. After the `on_commit`
         # callbacks, Django sets this attribute to False. So if the attribute is True here, an `on_commit` callback has
@@ -193,8 +193,8 @@ class _Attempt(NoBridgeAbove):
         if self.store.code(error) not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work runs, the error can also come from a deadlock on other rows. Then the method `look` finds no
-        # result of another request, and this method returns None.
+        # While the work runs, the error can also come from a deadlock on other rows. If `look` finds no result of
+        # another request, this method returns None.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:

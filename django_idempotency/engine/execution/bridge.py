@@ -1,5 +1,5 @@
-"""The functions of this module connect `def` code and `async def` code. Queries run in the thread of the database
-connection, and `async def` functions run on the event loop.
+"""With the functions of this module, `def` code can call `async def` code, and `async def` code can call `def` code.
+Queries run in the thread of the database connection, and `async def` functions run on the event loop.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """Inside this context manager, asgiref does not find an outer call of `async_to_sync`. The package uses the context
-    manager while work runs in a transaction.
+    """Inside this context manager, asgiref does not find an outer call of `async_to_sync`. If the work runs in a
+    transaction, the package runs the work inside this context manager.
 
     Under WSGI, Django calls `async_to_sync` for an async view. Under ASGI, Django calls `async_to_sync` if the project
     has a sync middleware.
 
     The work can start an asyncio task. This task can run longer than the work. For example, `asyncio.gather` does not
     stop its other tasks when one task fails. If the work runs inside this context manager, a later query of the task
-    raises a `RuntimeError`. Without this context manager, asgiref would run the task's query in the thread that made
-    the outer call. In this thread, the query would use the database connection of the work. But the transaction of the
-    work has already ended. So the database would commit the query of the task separately. If the transaction of the
-    work was rolled back, nothing was stored, and a retry would write the data of the query a second time.
+    raises a `RuntimeError`. Without this context manager, asgiref would run the task's query in the wrong thread,
+    because asgiref would choose the thread that made the outer call. In this thread, the query would use the database
+    connection of the work. But the transaction of the work has already ended. So the database would commit the query of
+    the task separately. If the transaction of the work was rolled back, a retry would run the query again, and write
+    the same data twice.
     """
 
     def __enter__(self) -> None:
@@ -60,7 +61,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a `def` or `async def` function, so that the result is a normal synchronous function. If the given function
-    returns an awaitable, the plain function waits for the result.
+    returns an awaitable, the synchronous function waits for the result.
     """
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
@@ -110,7 +111,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # after the end of the event loop, no code would await a coroutine that is created here
+        refuse_if_cancelled()  # if the event loop has ended, nothing can await a coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:

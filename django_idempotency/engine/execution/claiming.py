@@ -77,7 +77,7 @@ def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimO
     """Repeat the claim until the other request has ended, or until the waiting time is over.
 
     The argument `end` is the time at which the waiting ends, as a value of `time.monotonic()`. If a claim fails, its
-    transaction ends. So during a pause, the database keeps no lock and no snapshot for the duplicate.
+    transaction ends. So while a duplicate waits between two tries, it holds no lock and no snapshot in the database.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:

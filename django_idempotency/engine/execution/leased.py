@@ -179,9 +179,9 @@ class LeasedOperation(Operation):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # The attributes `_doubts` and `_kept` start with the steps of earlier attempts. A worker of an earlier attempt
-        # cannot add steps any more. When this attempt runs a step, for example in `reconcile`, the step is added to
-        # `_doubts` or `_kept`.
+        # At the beginning of an attempt, the attributes `_doubts` and `_kept` contain the steps of earlier attempts. A
+        # worker of an earlier attempt cannot add steps any more. When this attempt runs a step, for example in
+        # `reconcile`, the step is added to `_doubts` or `_kept`.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, (finished, _) in steps.items() if not finished}
         self._kept = {name: text for name, (finished, text) in steps.items() if finished}
@@ -263,8 +263,8 @@ class LeasedOperation(Operation):
             # The function of the step can raise this error. The COMMIT can also raise this error, because a database
             # checks some constraints only at COMMIT.
             self._broke, self.resource = error, about
-            # If the table already has a row for this `write` step, the step's function has ended the step's
-            # transaction. Then perhaps the database has committed what the function wrote, so the step is in doubt. A
+            # A row for this `write` step is already in the table, so the step's function must have ended the step's
+            # transaction. Then perhaps the function's changes are committed in the database, so the step is in doubt. A
             # 4xx answer must not complete a key that has a step in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
@@ -283,8 +283,9 @@ class LeasedOperation(Operation):
             if self._store.has_no_transaction(self._store.connection):
                 # This `write` step has called a function, and this function has committed or rolled back the
                 # transaction of the step. After that, the database commits each statement of the function separately.
-                # So the start of the step must be committed, too.
-                with suppress(IntegrityError):  # perhaps a COMMIT of the function has already stored this row
+                # So the start of the step must be committed, too. Perhaps the function has sent a COMMIT itself. Then
+                # this row is already stored.
+                with suppress(IntegrityError):
                     self._journal.start_write(self._claim, name)
                     lost = True
         if lost:
@@ -296,11 +297,12 @@ class LeasedOperation(Operation):
             )
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Return whether the framework's answer to this exception may be stored as the final answer.
+        """Return True if the package can store the framework's answer to this exception as the final answer.
 
-        If a step is in doubt, no answer is stored, because perhaps the exception comes from this step. Even a 4xx
-        answer is not stored. If a `write` step has raised the exception and other steps are finished, no answer is
-        stored. A stored answer would complete the key. Then no person would check the effects of the finished steps.
+        If a step is in doubt and the work raises an exception, no answer is stored, because perhaps this step has
+        raised the exception. Even a 4xx answer is not stored. If a `write` step has raised the exception and other
+        steps are finished, no answer is stored. A stored answer would complete the key. Then no person would check the
+        effects of the finished steps.
         """
         return not self._doubts and not (self._broke is error and self._kept)
 
@@ -308,13 +310,13 @@ class LeasedOperation(Operation):
         """Return the reason why the package refuses the final answer of the work. If the package accepts the answer,
         return an empty text.
 
-        If the answer is refused, the key is not completed. If the key has no `call` step, the package always accepts
-        the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first case, a
-        `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has stored
-        the result of a step, but the current attempt has not reached this step. For example, a customer has paid, but
-        the order is missing. If the package completed the key of this payment, nobody would notice the missing order.
-        But the work does not have to reach a stored `fetch` step, because a `fetch` only reads. If the answer comes
-        from `reconcile`, the package does not call this method.
+        If the package refuses the answer, the key is not completed. If the key has no `call` step, the package always
+        accepts the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first
+        case, a `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has
+        stored the result of a step, but the current attempt has not reached this step. For example, a customer has
+        paid, but the order is missing. If the package completed the key of this payment, nobody would notice the
+        missing order. But when the work runs again, it need not reach a stored `fetch` step, because a `fetch` only
+        reads. If the answer comes from `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:
             return ""  # in most attempts, the method ends here and sends no query

@@ -195,8 +195,8 @@ class _Function:
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
     """Return whether the function has a required parameter `operation`.
 
-    If the parameter has a default value, the package does not pass an operation. Perhaps the function uses the name
-    `operation` for something else.
+    If the function's parameter `operation` has a default value, the package calls the function without this argument.
+    Perhaps the function uses the name `operation` for something else.
     """
     try:
         parameter = signature(function).parameters.get("operation")

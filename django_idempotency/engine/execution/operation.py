@@ -240,8 +240,8 @@ class Operation:
         """Do the same as `call`, but for `async def` views. The argument `function` is an `async def` or `def`
         function. A `def` function runs in a thread.
 
-        If the request is cancelled, this method waits until the function ends, and stores the result. The method does
-        not wait longer than the lease, so the function needs a time limit.
+        If the request is cancelled, this method waits until the function ends, and stores the result. The method stops
+        waiting for the function when the lease ends, so set a time limit inside the function.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await finished(call, at_most=self._lease)
@@ -324,7 +324,7 @@ class Operation:
 
     def _keep_resource(self, resource: Resource) -> None:
         """In leased mode, store the resource immediately when the work calls `refer_to`. In atomic mode, do nothing,
-        because the resource is stored together with the result. If the operation has no key, also do nothing.
+        because the resource is stored together with the result. If the operation has no key, do nothing, too.
         """
 
 
@@ -389,8 +389,8 @@ class Work(Protocol[T]):
 
 def encode_step(value: Any) -> str:
     """Return the JSON text that is stored for the result of a step. The result must be a JSON value or a saved model
-    instance. If the result has a type that is not allowed, or if the text is longer than 1 MiB, this function raises
-    `ResultNotStorable`.
+    instance. This function raises `ResultNotStorable` if the type of the result is not allowed, or if the JSON text of
+    the result is longer than 1 MiB.
     """
     kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes
     if len(kept) > MAX_STEP_BYTES:
@@ -422,8 +422,9 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str | None) -> Any:
-    """Return the value that is stored as a JSON text. If the text is None, return None. If the text describes a model
-    instance, this function reads the instance from the database. If the row is missing, Django raises `DoesNotExist`.
+    """The value is stored as a JSON text. Decode this text, and return the value. If the text is None, return None. If
+    the text describes a model instance, this function reads the instance from the database. If the row is missing,
+    Django raises `DoesNotExist`.
     """
     if text is None:
         return None

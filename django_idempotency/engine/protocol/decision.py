@@ -8,8 +8,8 @@ In atomic mode, one COMMIT stores a claim and its result. So in atomic mode, a c
 status IN_PROGRESS. But the work can end the transaction in which it runs, and can be interrupted after that. In this
 case, the row keeps the status IN_PROGRESS. For example, the work ends its transaction with a raw COMMIT, with DDL on
 MariaDB, or with `executescript` on SQLite. Everything that the work wrote before this COMMIT stays in the database, so
-a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to look at the data. After
-the outcome `Conflicted`, the client would retry for ever.
+a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to look at the data. If
+the outcome were `Conflicted`, the client would retry for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""This module makes the hashes of a key. To find a key, a query compares two hash numbers, and no long texts."""
+"""This module makes the hashes of a key. To find a key, a query looks for two hash numbers, and does not compare long
+texts.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +94,9 @@ def kept_scope(scope: str) -> str:
     Every other scope is stored as a hash. Some projects use a text from the client as the scope. A text from a client
     can be a megabyte long, or can contain line breaks. PostgreSQL also refuses a text with a NUL character.
 
-    Each stored hash has the text "scope:" before its digits. If the text of a scope itself begins with "scope:", this
-    scope is stored as a hash, too, like a long scope. Otherwise, a person who can read the table could send another
-    caller's hash as a scope. Then this person would get the other caller's responses.
+    Each stored hash has the text "scope:" before its digits. A scope is stored as a hash if the scope is long, or if
+    its text begins with "scope:". Otherwise, a person who can read the table could send another caller's hash as a
+    scope. Then this person would get the other caller's responses.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
         return scope

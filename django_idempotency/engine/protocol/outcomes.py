@@ -164,8 +164,8 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """The key has no row, or its row has expired. The package refuses the key, although the key is not stored. For
-    example, the time stamp in the key is too old.
+    """The key has no row, or its row has expired. The package refuses the key, even if no row for this key is stored.
+    For example, the time stamp in the key is too old.
 
     Perhaps a request with this key has already run, and the package has deleted the key's row.
     """

@@ -265,8 +265,8 @@ def _form_secret(request: Any) -> str | None:
     request.
 
     A browser gets the CSRF secret together with a form, before the user sends the form. But often the user sends the
-    form without a session cookie, and the server sets this cookie only in its response. So if the scope contained the
-    session cookie, a second click on the form would seem to come from another caller.
+    form without a session cookie, and the server sets this cookie only in its response. The scope does not contain the
+    session cookie. Otherwise, a second click on the form would have another scope, as if another caller had clicked.
     """
     if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
         return None

@@ -14,7 +14,7 @@ JSON and forms are converted into dicts, lists, texts and numbers. The names in 
 `ascii()` makes a text from this data, and the fingerprint is a hash of the text. So the order of the names in a request
 does not change the fingerprint. White space between JSON values also does not change the fingerprint. In every Python
 version, `ascii()` returns the same text for the same value. The fingerprint of an uploaded file is made from a tuple.
-JSON has no tuples, so no JSON data has the fingerprint of a file.
+JSON has no tuples, so JSON data can never get the same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def fingerprint_of(
     The option `fingerprint` says which parts of a request are compared. See Note [The comparison uses the data that
     Django has read].
 
-    Each fingerprint is a hash that also contains the version of this method. So if the method changes in a new version
-    of the package, new fingerprints are always different from old fingerprints.
+    The version of this method is also an input of each fingerprint's hash. So if the method changes in a new version of
+    the package, new fingerprints are always different from old fingerprints.
 
     Args:
         request: Django's request.
@@ -168,7 +168,7 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
         # Python raises this error if it does not know the charset of the form. Python also raises this error if the
         # charset is a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
-    # When Django parses a form, Django makes the list of upload handlers immutable. So a mutable list shows that Django
+    # When Django parses a form, Django makes the list of upload handlers immutable. So if the list is mutable, Django
     # has not parsed the form. If the list is mutable and the form is empty, other code has already read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()

@@ -7,7 +7,7 @@ With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. If t
 `atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
 failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
 attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
-table. If a request runs without protection, the package opens the `atomic(alias)` that Django would have opened.
+table. If a request is not protected, the package opens `atomic(alias)` in place of Django.
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
@@ -125,8 +125,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     if options.late_keys == "refuse":
         # The key contains a time, which comes from the client's clock. This clock can show a time some minutes in the
         # future. Then the package still accepts the key some minutes after the end of `ttl`. So the package must store
-        # the row for some minutes longer than `ttl`. If the row expired at the end of `ttl`, a retry could run the view
-        # again.
+        # the row for some minutes longer than `ttl`. The row must not expire at the end of `ttl`, because then a retry
+        # could run the view again.
         late = is_late(key, options.ttl_seconds, time())
         wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
     return wanted
@@ -201,7 +201,7 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     return call.deliver(problems.respond(call.request, problem), replayed=False)
 
 
-@lru_cache(maxsize=1024)  # the cache allows one warning for each operation, so clients cannot fill the log
+@lru_cache(maxsize=1024)  # each operation writes this warning only once, so clients cannot fill the log
 def _tell_developer(operation: str) -> None:
     with harmless():
         logger.warning(
@@ -215,8 +215,8 @@ def _tell_developer(operation: str) -> None:
 
 
 def observed(call: ViewCall) -> HttpResponseBase:
-    """Run the view in observe mode. Write a message to the log for each request to which a protected view would send a
-    replay or a refusal. See Note [Observing].
+    """Run the view in observe mode. If a protected view would answer a request with a replay or a refusal, write a
+    message to the log. See Note [Observing].
     """
     wanted = _safely(partial(asked, call))
     if not isinstance(wanted, ClaimRequest):
@@ -306,7 +306,7 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """Return the same transaction that Django would open for an unprotected view."""
+    """Return a transaction like the transaction that Django would open for an unprotected view."""
     match_ = getattr(request, "resolver_match", None)
     # In some tests, `resolver_match` has no attribute `func`.
     mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)

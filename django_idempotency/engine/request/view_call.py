@@ -189,7 +189,7 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """Use this class as the type annotation of a protected view's argument `request`."""
+    """In a protected view, annotate the argument `request` with this class."""
 
     idempotency: Operation
 

@@ -161,7 +161,7 @@ class MariaDBStore(InnoDBStore):
 
     def look(self, wanted: ClaimRequest) -> Known:
         # In a Galera cluster, a transaction on another node can change the same rows and commit first. Then our node
-        # rolls back our transaction. For a moment, a SELECT on our node perhaps does not find the rows of the other
+        # rolls back our transaction. For a short time, perhaps a SELECT on our node does not find the rows of the other
         # transaction. With `wsrep_sync_wait`, the next statement waits until this node has received all rows that the
         # other nodes have committed.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
@@ -184,8 +184,8 @@ class MySQLStore(InnoDBStore):
     waits.
 
     InnoDB keeps a deleted row in the index for some time. During this time, a client can send the key of the deleted
-    row again. Then the INSERT of this key locks the index gap next to the deleted row. If a second new key would be
-    inserted in the same gap, its INSERT waits until the gap lock is released.
+    row again. Then the INSERT of this key locks the index gap next to the deleted row. If a second request inserts a
+    new key in the same gap, this INSERT waits until the gap lock is released.
     """
 
     # If a subquery reads the table into which the statement inserts a row, MySQL raises error 1093. A derived table (a
@@ -195,8 +195,8 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # Perhaps another duplicate has locked the row without a change. The method `look` reads the committed row
-        # without a lock.
+        # Perhaps another duplicate has locked the row, but has not changed the row. The method `look` reads the
+        # committed row without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

@@ -1,7 +1,7 @@
 """The journal of leased mode stores two things: the lease of a committed claim, and the steps of the work.
 
 Each claimed row has an attempt number. A worker may change the lease and the steps only if the row has the worker's own
-attempt number. This rule is called the fence. If another worker has taken the key over, the journal refuses all changes
+attempt number. This rule is called the fence. If another worker has taken over the key, the journal refuses all changes
 of the old worker.
 
 # Note [Fencing]
@@ -80,9 +80,9 @@ class Journal:
         """Lock or change the claimed row, so that a takeover can commit only after this transaction. Raises
         `LeaseLost`.
 
-        On PostgreSQL, this method locks the row. On the other databases, this method changes the row instead. In a
-        Galera cluster, a lock would not be enough, because a node tells the other nodes only about changed rows. SQLite
-        has no row locks. See Note [Fencing].
+        On PostgreSQL, this method locks the row. On the other databases, this method changes the row, to get the lock.
+        In a Galera cluster, a lock would not be enough, because a node tells the other nodes only about changed rows.
+        SQLite has no row locks. See Note [Fencing].
         """
         if not connections[self.alias].features.has_select_for_no_key_update:
             self._change(claimed)
@@ -201,8 +201,8 @@ class Journal:
     # --- for the claim
 
     def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the steps without a result, in two tuples. The first tuple contains the calls, and the
-        second tuple contains the writes.
+        """Find the steps that have no result, and return their names as two tuples. The first tuple contains the calls,
+        and the second tuple contains the writes.
 
         The caller must lock the key before it calls this method. This method locks the steps. So it reads all steps
         that are committed now, and not an older snapshot.
@@ -248,8 +248,8 @@ class Journal:
         step = IdempotencyStep(
             key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
         )
-        # This code does not call save(), because save() sends signals. A receiver of these Django signals could run
-        # project code between the check of the claimed row and the insert of the step.
+        # This code does not call save(), because save() sends signals. This code checks the claimed row, and then
+        # inserts the step. Between these two actions, a receiver of the Django signals could run code of the project.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:

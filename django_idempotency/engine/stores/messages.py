@@ -2,36 +2,36 @@
 
 A protected view usually sends as many messages to the database as an unprotected `atomic()` view. Django sends BEGIN
 and COMMIT in two separate messages, and waits for the answer to each message. This module sends BEGIN together with the
-claim, and sends COMMIT together with the result of the view. The drivers pgjdbc and Npgsql also send BEGIN together
-with the next statement. Before each statement, psycopg asks libpq whether a transaction is open. So psycopg does not
-send a second BEGIN after the BEGIN of this module.
+claim, and sends COMMIT together with the result of the view. Like this package, the drivers pgjdbc and Npgsql send
+BEGIN and the next statement in one message. Before each statement, psycopg asks libpq whether a transaction is open. So
+psycopg does not send a second BEGIN after the BEGIN of this module.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. So this module sends no messages if such a tool or
-package is active. The connection must be an instance of Django's own class, and its psycopg connection must be an
-instance of psycopg's own class. All cursor methods must be Django's own methods. The connection must have no execute
-wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level must be the default
-level. If a condition in this note is false, Django's cursor sends the statements.
+package is active. The connection must be an instance of Django's own class, and not of a subclass. Its psycopg
+connection must be an instance of psycopg's own class. All cursor methods must be Django's own methods. The connection
+must have no execute wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level
+must be the default level. If a condition in this note is false, Django's cursor sends the statements.
 
 # Note [Prepared statements]
 On each connection, this module sends the first claim as SQL text. If a connection is used for only one request,
-prepared statements save no time. The message that contains a connection's second claim also prepares the statements.
-The name of a prepared statement contains a hash of the SQL, so different statements have different names. So two
-releases of this package can use the same connection pooler. With a connection pool, several requests use the same
-connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an attribute
-of the connection object.
+prepared statements save no time. When a connection sends its second claim, the same message also prepares the
+statements. The name of a prepared statement contains a hash of the SQL, so different statements have different names.
+So two releases of this package can use the same connection pooler. With a connection pool, several requests use the
+same connection object of psycopg. So this module stores the state of a connection, for example "prepared", in an
+attribute of the connection object.
 
 A prepared statement can fail for two reasons. The first reason is that the command DISCARD ALL has deleted the prepared
 statement. The second reason is that another client behind a connection pooler already has a prepared statement with the
 same name. If the prepared statement of a claim fails, the claim is rolled back and sent again as SQL text. After a
-failed prepared statement, the connection sends all statements as SQL text. If the prepared statement that completes the
-key fails, the request fails, and nothing of the request is committed. A completion is never sent again, because the
-view has run already.
+failed prepared statement, the connection sends all statements as SQL text. A prepared statement completes the key. If
+this statement fails, the request fails, too, and nothing of the request is committed. A completion is never sent again,
+because the view has run already.
 
 If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
 reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
 must be off while PostgreSQL plans a prepared statement. The prepared statement itself sets `enable_seqscan` back to
-`on`. If `enable_seqscan` stayed off, PostgreSQL would also make other plans for the view's queries.
+`on`. If `enable_seqscan` stayed off, this would change PostgreSQL's plans for the queries of the view, too.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """Before a `Statement` is prepared, the package sends its SQL text. After a `Statement` is prepared, the package
-    sends only the name and the values of the statement.
+    """As long as a `Statement` is not prepared, the package sends the statement as SQL text. After a `Statement` is
+    prepared, the package sends only the name and the values of the statement.
 
     Args:
         kind: a part of the name of the prepared statement.
@@ -130,9 +130,9 @@ def may_send(connection: Any, status: int) -> bool:
 
     Before BEGIN, the caller passes the status IDLE. With the status IDLE, the function returns True only if both of
     these conditions are true: psycopg would send a BEGIN without options, and Django would commit the transaction
-    later. If the caller wants to send COMMIT, the argument is the status IN_TRANSACTION. With the status
-    IN_TRANSACTION, the function returns True only if the current `atomic()` block would end with a COMMIT, and with
-    nothing else. The function does not check whether the connection needs a rollback.
+    later. A caller that wants to send COMMIT passes the status IN_TRANSACTION. With the status IN_TRANSACTION, the
+    function returns True only if the end of the current `atomic()` block would send exactly one statement: COMMIT. The
+    function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -167,8 +167,8 @@ def _first_state(connection: Any, raw: Any) -> str:
 def _is_original(method: Any) -> bool:
     """Return whether the method is Django's own method. The result is False if a tool has replaced the method.
 
-    The function checks whether the method's code is in a file of Django. A tool that replaces a method of Django
-    usually copies the name and the module of the method, so this function does not compare the name and the module.
+    The function checks whether the method's code is in a file of Django. This function does not compare the name and
+    the module of a method, because a tool that replaces a method of Django usually copies both.
     """
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
@@ -186,8 +186,9 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The last statement that the message prepares is the claim. So if the claim is prepared on a connection, all
-        # other statements are prepared, too.
+        # The message prepares several statements, and the claim is the last of these statements. The claim is always
+        # prepared last. So if the claim is prepared on a connection, all other statements are prepared on this
+        # connection, too.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:

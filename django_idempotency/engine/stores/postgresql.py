@@ -138,7 +138,7 @@ class PostgreSQLStore(Store):
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         # If the view itself has sent COMMIT, the row of the claim is in the table. Then this method returns False,
-        # because the method `complete` can store the response in this row.
+        # because the row is not lost: the method `complete` can store the response in this row.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -180,8 +180,8 @@ class PostgreSQLStore(Store):
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
             row[k[name]] += f"::{CASTS.get(name, 'text')}"
         # This statement does not read the steps, so it cannot see whether a failed key has expired. So the statement
-        # never treats a key as expired if the key is not completed. If the key has failed, the function `_known`
-        # returns None, and the claim uses other statements.
+        # treats only completed keys as expired. For a failed key, the function `_known` returns None, and the claim
+        # continues with the statements of the base class.
         stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
         body = stored.pop("body")
         stored["fingerprint"] = f"encode({stored['fingerprint']}, 'hex')"

@@ -6,7 +6,7 @@ if encryption keys are set.
 
 # Note [How to recognize a sealed text]
 When a project sets `ENCRYPTION_KEYS`, the older rows stay unencrypted, and must stay readable. So this module must
-check whether a stored text is sealed. The check must be correct even if a client has chosen the text.
+check whether a stored text is encrypted. The check must be correct even if a client has chosen the text.
 
 Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
 JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark `enc1:`. An
@@ -15,7 +15,7 @@ begins with this mark is always encrypted.
 
 Some views send a text from the request back to the client. So the body of a response can begin with `enc1:` although
 the body is not encrypted. So the column `body` does not use the mark. The headers and the body of a response are always
-written by the same statement. If the headers begin with the mark, the body is also sealed.
+written by the same statement. If the stored text of the headers begins with the mark, the body is encrypted, too.
 
 # Note [Sealed text belongs to one row and one column]
 The cipher is AES-256-GCM with associated data. The associated data describes the place of the text, such as its row and
@@ -23,11 +23,11 @@ its column. A sealed text can be decrypted only in the row and the column for wh
 person with access to the database could copy another user's response into their own row. The next retry of this person
 would get the other user's response.
 
-The associated data contains the two hashes of the row and the name of the column. The two hashes depend on the key, the
-caller and the operation. If the text belongs to a step, the associated data also contains the name of the step. If the
-text is a response, the associated data also contains the status code and the fingerprint of the row. If a person
-changes the status code or the fingerprint in the row, the response cannot be decrypted. So an error response cannot
-become a success, and a stored response cannot become the answer to a different payload.
+The associated data consists of the two hashes that are stored in the row, and of the name of the column. The two hashes
+depend on the key, the caller and the operation. If the text belongs to a step, the associated data also contains the
+name of the step. If the text is a response, the associated data also contains the status code and the fingerprint of
+the row. If a person changes the status code or the fingerprint in the row, the response cannot be decrypted. So an
+error response cannot become a success, and a stored response cannot become the answer to a different payload.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[st
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
-    """Return the stored response of this row. To decrypt a sealed response, the function needs two hashes, and takes
-    these hashes from the object that is passed as `of`.
+    """Return the stored response of this row. The function needs two hashes to decrypt a sealed response. The argument
+    `of` contains these hashes.
 
     Raises `NotDecryptable`.
     """

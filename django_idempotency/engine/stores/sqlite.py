@@ -51,7 +51,7 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # SQLite compares times as texts, and the driver writes a time with more digits than SQLite's clock. So the code
-        # must not compare a column with the argument `not_before`. This method does not use `not_before`, so each batch
-        # starts with the oldest expired key.
+        # SQLite compares times as texts. The driver writes times with more digits than the times of SQLite's own clock.
+        # So the code must not compare a column with the argument `not_before`. This method does not use `not_before`,
+        # so each batch starts with the oldest expired key.
         return super().purge(batch_size)[0], None

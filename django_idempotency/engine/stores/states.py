@@ -9,16 +9,17 @@ package has already read.
 # Note [Which index finds a state]
 There are small partial indexes for leased keys, for failed keys and for unfinished steps. The conditions of these
 partial indexes are `locked_until IS NOT NULL`, `last_error IS NOT NULL` and `finished_at IS NULL`. A database uses a
-partial index if the query contains the condition of the index. So the SQL that looks for all keys in one state first
-repeats the condition of a partial index. Every failed key has an error, so a condition on `last_error` finds all failed
-keys. On PostgreSQL, no index has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not
-use a HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
+partial index if the query contains the condition of the index. So a query for all keys in one state begins with the
+condition of a partial index. Every failed key has an error, so a condition on `last_error` finds all failed keys. On
+PostgreSQL, no index has a condition on `status`. If an index had a condition on `status`, PostgreSQL could not use a
+HOT update when a key is completed. A HOT update is fast, because this UPDATE changes no index.
 
 The table needs no partial index for committed claims without a lease. Such an index would have to be changed at every
 completion. One query finds the committed claims that have no lease. This query uses the index on `expires_at`. So the
 query finds a claim only after the claim's `ttl` is over. This query reads few rows, because a cleanup deletes most rows
-whose `ttl` is over. The package refuses every retry of a committed claim without a lease. The package also refuses a
-retry that comes before this query can find the claim. See Note [A committed claim without a lease].
+whose `ttl` is over. If a claim is committed and has no lease, the package refuses every retry. Sometimes a retry comes
+so early that this query does not find the claim yet. The package refuses such a retry, too. See Note [A committed claim
+without a lease].
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Seen:
     def state(self) -> State:
         """A key can be in several states at the same time. Return the worst of these states, but never "expired".
 
-        Only a query on the column `expires_at` can find out that a key has expired.
+        To see that a key has expired, you must query the column `expires_at`.
         """
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 

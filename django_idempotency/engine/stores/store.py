@@ -120,7 +120,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return True if Django has opened a transaction, but this transaction is not open in the database driver.
+        """Return True if Django believes that a transaction is open, but the database driver has no open transaction.
 
         This method sends no query to the database server.
         """
@@ -267,7 +267,7 @@ class Store(ABC):
         return self._stored(self._sql.look, wanted)
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Return the outcome of a claim if another transaction is working on the key."""
+        """Another transaction is working on the key. Return the outcome of the claim in this case."""
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
