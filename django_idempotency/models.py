@@ -101,8 +101,8 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """Return the operation and the reference of the key. The text does not contain the key itself. A key can be
-        secret, and the admin's log stores for ever the text that this method returns.
+        """Return the operation and the reference of the key. The text does not contain the key itself. The admin's log
+        keeps the text of this method for ever, and a key can be secret.
         """
         return f"{self.operation} {self.reference}"
 

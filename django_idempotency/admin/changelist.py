@@ -57,9 +57,9 @@ class BoundedChangeList(ChangeList):
 
         The search and the other filters run first, and the filter by state runs last.
 
-        If a person chooses a filter but does not choose a state, the list searches only the latest 100,000 keys. If you
-        filter by the state `completed`, the admin also reads only the latest 100,000 keys. But a search reads all keys,
-        and not only the latest keys, because an index makes the search fast.
+        If a person chooses a filter but does not choose a state, the list searches only the latest 100,000 keys. The
+        same limit applies if you filter by the state `completed`. But a search covers all keys, and not only the latest
+        keys. This is possible because an index makes the search fast.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:

@@ -45,8 +45,8 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
     The IETF draft about the `Idempotency-Key` header asks a server to publish rules for its keys (sections 2.2, 2.3 and
-    2.5.2). If the function `allowed` returns True for an endpoint without protection, the Markdown text leaves this
-    endpoint out.
+    2.5.2). The Markdown text does not list an unprotected endpoint if the function `allowed` returns True for this
+    endpoint.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]

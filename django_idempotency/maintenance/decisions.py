@@ -93,7 +93,7 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
 
 
 def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
-    """Return a copy of a step in doubt. The copy is stored in the decision about the key."""
+    """Return a copy of a step in doubt. The list of decisions contains the copy."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
     return {**kept, "error": unseal(row, "error", step.error, step.name)}
 

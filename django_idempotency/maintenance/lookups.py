@@ -110,7 +110,8 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that have a finished external call, but no final result, no worker and no step in doubt.
+    """Find keys whose external call is finished, but that have no final result. No worker has these keys, and no step
+    is in doubt.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.

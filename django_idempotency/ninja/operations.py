@@ -53,7 +53,8 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
-    """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
+    """Run an operation of Django Ninja at most once for each idempotency key. A retry gets the stored response of the
+    operation.
 
     The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, for example with
     ATOMIC_REQUESTS, the decorator opens a savepoint, and not a new transaction. If the operation raises an exception,

@@ -31,7 +31,7 @@ because the view has run already.
 If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
 reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
 must be off while PostgreSQL plans a prepared statement. The prepared statement itself sets `enable_seqscan` back to
-`on`. If `enable_seqscan` stayed off, this would change PostgreSQL's plans for the queries of the view, too.
+`on`. If `enable_seqscan` stayed off, PostgreSQL would use different plans for the queries that the Django view runs.
 """
 
 from __future__ import annotations
