@@ -98,7 +98,7 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker is running this operation with this key. Try again after `retry_after` seconds."""
+    """Another worker is running this operation with this key. Try again in `retry_after` seconds, at most 60."""
 
     retry_after: int = 1
 

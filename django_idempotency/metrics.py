@@ -53,8 +53,8 @@ GAUGES = {
     **{name: text for name, (_, text) in STATES.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in STATES},
     "atomic_in_flight": "The number of open transactions that hold keys of atomic mode. PostgreSQL only.",
-    "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. The gauge "
-    "has no value if the scrape uses another database role than the application, and is not in pg_read_all_stats.",
+    "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. No value "
+    "if the scrape uses another database role than the application, and this role is not in pg_read_all_stats.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",

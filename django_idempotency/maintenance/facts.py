@@ -59,9 +59,8 @@ class Facts(Seen):
         writes.
 
         The action "answer" needs a confirmation if the key has a step in doubt, or a call that is finished. The action
-        also needs a confirmation if the key is in progress and has no lease. After the action "answer", the key no
-        longer needs attention. So without a confirmation, perhaps nobody would notice that a customer has paid but has
-        no order.
+        also needs a confirmation if the key is in progress and has no lease. After the action "answer", no list shows
+        the key any more. So a person must first make sure that no customer has paid without an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY

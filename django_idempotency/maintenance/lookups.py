@@ -110,8 +110,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose external call is finished, but that have no final result. No worker has these keys, and no step
-    is in doubt.
+    """Find keys without a worker. An external call is finished, no step is in doubt, and the final result is missing.
 
     A half-done key does not expire before it is completed. The query reads the partial index of failed keys and the
     partial index of leased keys.

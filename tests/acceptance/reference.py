@@ -21,6 +21,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from tests.pages import with_part
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -73,9 +75,7 @@ def updated(page: str, parts: dict[str, Callable[[], str]]) -> str:
     """The page's text with its parts as they should be."""
     text = (DOCS / page).read_text()
     for name, make in parts.items():
-        begin, end = f"    <!-- generated: {name} -->\n", "    <!-- end -->"  # in the paragraph before
-        head, rest = text.split(begin)
-        text = head + begin + "\n" + make().strip() + "\n" + rest[rest.index(end) :]
+        text = with_part(text, name, make().strip())
     return text
 
 
@@ -109,8 +109,10 @@ def returned(members: Iterable[str]) -> list[str]:
 
 
 def summary(value: Any) -> str:
-    """The first line of a docstring."""
-    return docstring(value).partition("\n")[0]
+    """The first line of a docstring, which has to be whole sentences."""
+    line = docstring(value).partition("\n")[0]
+    assert line.endswith("."), f"{value!r}: its docstring's first line must not end within a sentence: {line}"
+    return line
 
 
 def docstring(value: Any) -> str:
@@ -266,8 +268,8 @@ def answers() -> str:
     lines = [f"* {status}: {', '.join(codes)}." for status, codes in by_status.items()]
     waits = ", ".join(f"{p.headers['Retry-After']} for `{p.code}`" for p in found if "Retry-After" in p.headers)
     of_leases = (
-        "In [leased mode](leased.md#the-lease), `Retry-After` of `in-progress` is the time until the lease ends, but "
-        "at most 60 seconds."
+        "In [leased mode](leased.md#the-lease), `Retry-After` of `in-progress` is the time until the lease ends, from "
+        "1 to 60 seconds."
     )
     return "\n".join([*lines, "", f"The header `Retry-After` contains a number of seconds: {waits}. {of_leases}"])
 

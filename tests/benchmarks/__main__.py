@@ -31,7 +31,7 @@ from tests.benchmarks import (
     traffic,
 )
 from tests.benchmarks.answer import answer
-from tests.benchmarks.page import with_part
+from tests.pages import with_part
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "performance.md", DOCS / "images"

@@ -10,7 +10,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
+from django.urls import ResolverMatch, path
 from django.views import View
 
 from django_idempotency import idempotent
@@ -84,8 +84,6 @@ def test_a_resolver_match_may_have_less_than_djangos(rf: Any, match_: Any) -> No
 
 def test_may_replay_gets_what_the_url_names(rf: Any) -> None:
     """By position and by name, as the view."""
-    from django.urls import ResolverMatch
-
     asked = []
 
     @idempotent(may_replay=lambda request, *args, **kwargs: asked.append((args, kwargs)) or True)
@@ -101,7 +99,6 @@ def test_may_replay_gets_what_the_url_names(rf: Any) -> None:
 
 def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -> None:
     """Django's own has no route if a test makes it."""
-    from django.urls import ResolverMatch
 
     def first(request: HttpRequest) -> HttpResponse:
         return HttpResponse("first")

@@ -314,9 +314,9 @@ class LeasedOperation(Operation):
         accepts the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first
         case, a `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has
         stored the result of a step, but the current attempt has not reached this step. For example, a customer has
-        paid, but the order is missing. If the package completed the key of this payment, nobody would notice the
-        missing order. But when the work runs again, it need not reach a stored `fetch` step, because a `fetch` only
-        reads. If the answer comes from `reconcile`, the package does not call this method.
+        paid, and the order is missing. Then the key must stay open, so that a person notices this. But when the work
+        runs again, it need not reach a stored `fetch` step, because a `fetch` only reads. If the answer comes from
+        `reconcile`, the package does not call this method.
         """
         if self._broke is None and not self._unasked:
             return ""  # in most attempts, the method ends here and sends no query

@@ -14,14 +14,14 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 class Command(IdempotencyCommand):
     help = (
         "Delete what is stored about one caller. If a request with a deleted key comes, the work runs again. Without "
-        "--apply, the command only counts the keys. Keys in progress, in doubt or half done are kept: first decide "
-        "about them. The exit status is 0 if all is done, 1 after an error, and 3 if keys were kept."
+        "--apply, the command only counts the keys. It keeps the keys that are in progress, in doubt or half done: use "
+        "resolve_idempotency_keys. The exit status is 0 if all is done, 1 after an error, and 3 if keys were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
         caller.add_argument("--user", metavar="NAME", help="Forget the keys of the user with this name.")
-        caller.add_argument("--scope", help="Forget the keys of this scope. Write the scope as the admin shows it.")
+        caller.add_argument("--scope", help="Forget the keys of this scope, as the admin or the view's scope= has it.")
         parser.add_argument("--key", help="Forget only this key. Default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")

@@ -25,7 +25,7 @@ class Command(IdempotencyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--format", choices=FORMATS, default="table", help="Default: table. markdown makes a page for clients.")
+        add("--format", choices=FORMATS, default="table", help="Default: %(default)s. Use markdown for your clients.")
         add("--all", action="store_true", help="Also list routes of the admin, and routes such as orders.json.")
         add("--urlconf", help="List the routes of the URLconf with this dotted path. Default: ROOT_URLCONF.")
         fail = "Exit with status 1 if a route is neither protected nor allowed. Use this option in CI."

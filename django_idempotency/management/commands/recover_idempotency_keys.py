@@ -13,8 +13,8 @@ from ..base import DatabasesCommand, counted, several
 class Command(DatabasesCommand):
     help = (
         "Call reconcile for each idempotency key that needs attention, because perhaps the client never sends a retry. "
-        "Run the command with cron. It prints one line for each key. The exit status is 0 if no key is left, 3 if keys "
-        "are left, 1 if the command or reconcile has failed, and 128 plus its number if a signal ended the run."
+        "Run the command with cron. It prints a line for each key. The exit status is 0 if no key is left, 3 if keys "
+        "are left, 1 if the command or reconcile has failed, and 128 plus the number of a signal that ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -43,16 +43,16 @@ SHOWN = 200
 class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention. To decide about the listed keys, add --apply, and either --release "
-        "or --close. Each line begins with the number for --id, and names the caller. The exit status is 0 if all is "
-        "done, and 1 after an error. It is 3 if no key is selected, or if the command has refused or left out a key."
+        "or --close. Each line begins with the number for --id, and names the caller. Also without --apply, the exit "
+        "status is 0 if all is done, 1 after an error, and 3 if no key is selected or a key was refused or left out."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument_group("which keys (all given options must apply)").add_argument
         add("--operation", action="append", help="Select keys of this operation, such as 'POST pay/'. May be repeated.")
-        add("--state", action="append", choices=STATES, help="Select the keys in this state. May be repeated.")
-        add("--older-than", type=float, metavar="S", help="Select the keys that have not changed for S seconds.")
-        add("--key", help="Select this key, or the key with this reference, even if it needs no attention.")
+        add("--state", action="append", choices=STATES, help="Keys in this state. May be repeated. Default: all.")
+        add("--older-than", type=float, metavar="S", help="Select keys that have not changed for at least S seconds.")
+        add("--key", help="Select this key, or the key with this reference in the log, in any state.")
         add("--id", action="append", type=int, metavar="N", help="Select the key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option that selects keys)")
