@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +115,16 @@ def ask(process: subprocess.Popen[str]) -> Round:
     return dict(json.loads(process.stdout.readline()))
 
 
-def serve(tree: str, host: str, database: str, *new: str) -> None:
-    """In the worker: answer each line with the figures of a round."""
+class Stage(NamedTuple):
+    """The two views, and `taken(view, key)`, which returns the microseconds of one request, and those of CPU."""
+
+    bare: Any
+    protected: Any
+    taken: Callable[[Any, str | None], tuple[float, float]]
+
+
+def stage(host: str, database: str, *, new: bool = False) -> Stage:
+    """Set Django up on this database, with both views and all tables."""
     import django
     from django.conf import settings
 
@@ -137,9 +145,7 @@ def serve(tree: str, host: str, database: str, *new: str) -> None:
     from django.test import RequestFactory
     from django.urls import ResolverMatch
 
-    import django_idempotency
-
-    assert django_idempotency.__file__.startswith(tree), django_idempotency.__file__
+    from django_idempotency import idempotent
 
     class Order(models.Model):  # noqa: DJ008
         reference = models.CharField(max_length=100)
@@ -151,12 +157,11 @@ def serve(tree: str, host: str, database: str, *new: str) -> None:
         order = Order.objects.create(reference="tea")
         return JsonResponse({"id": order.pk, "status": "CREATED", "pad": "y" * 150}, status=201)
 
-    bare, protected = transaction.atomic(work), django_idempotency.idempotent(work)
+    bare, protected = transaction.atomic(work), idempotent(work)
     body = json.dumps({"sku": "book-42", "quantity": 1, "note": "x" * 120})
     factory = RequestFactory()
 
     def taken(view: Any, key: str | None) -> tuple[float, float]:
-        """Microseconds, and those of CPU."""
         headers = {"Idempotency-Key": key} if key else {}
         request = factory.post("/orders/", body, content_type="application/json", headers=headers)
         request.user, request.resolver_match = AnonymousUser(), ResolverMatch(protected, (), {}, route="orders/")
@@ -165,6 +170,19 @@ def serve(tree: str, host: str, database: str, *new: str) -> None:
         if new:
             connection.close()
         return (time.perf_counter_ns() - wall) / 1e3, (time.thread_time_ns() - cpu) / 1e3
+
+    call_command("migrate", verbosity=0)
+    with connection.schema_editor() as editor:
+        editor.create_model(Order)
+    return Stage(bare, protected, taken)
+
+
+def serve(tree: str, host: str, database: str, *new: str) -> None:
+    """In the worker: answer each line with the figures of a round."""
+    import django_idempotency
+
+    assert django_idempotency.__file__.startswith(tree), django_idempotency.__file__
+    bare, protected, taken = stage(host, database, new=bool(new))
 
     def one_round(each: int) -> Round:
         found: dict[str, list[tuple[float, float]]] = {"bare": [], "first": [], "replay": []}
@@ -196,9 +214,6 @@ def serve(tree: str, host: str, database: str, *new: str) -> None:
             sys.setprofile(None)
         return counted
 
-    call_command("migrate", verbosity=0)
-    with connection.schema_editor() as editor:
-        editor.create_model(Order)
     one_round(WARM)
     key = str(uuid4())
     counted = {name: calls(key) for name in CALLS}
