@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,9 +54,9 @@ def main() -> None:
                 found[turn].append(ask(workers[turn]))
     print(f"{'':22}{'bare':>9}" + "".join(f"{figure:>14}" for figure in (*FIGURES, *CALLS)))
     for name, rounds in zip(names, found, strict=True):
-        medians = "".join(f"{'×' + format(median(rounds, figure), '.2f'):>14}" for figure in FIGURES)
+        ratios = "".join(f"{'×' + format(median(rounds, figure), '.2f'):>14}" for figure in FIGURES)
         calls = "".join(f"{rounds[-1][figure]:>14.0f}" for figure in CALLS)
-        print(f"{name:22}{median(rounds, 'bare'):6.0f} µs{medians}{calls}")
+        print(f"{name:22}{median(rounds, 'bare'):6.0f} µs{ratios}{calls}")
     differences = [{figure: b[figure] - a[figure] for figure in FIGURES} for a, b in zip(*found, strict=True)]
     print(f"{'b - a':31}" + "".join(f"{median(differences, figure):>+14.2f}" for figure in FIGURES))
 
@@ -121,6 +121,11 @@ class Stage(NamedTuple):
     bare: Any
     protected: Any
     taken: Callable[[Any, str | None], tuple[float, float]]
+
+
+def medians(times: Iterable[tuple[float, float]]) -> tuple[float, ...]:
+    """The median of the microseconds, and that of CPU."""
+    return tuple(map(statistics.median, zip(*times, strict=True)))
 
 
 def stage(host: str, database: str, *, new: bool = False) -> Stage:
@@ -192,12 +197,10 @@ def serve(tree: str, host: str, database: str, *new: str) -> None:
             random.shuffle(views)
             for name, view, sent in (*views, ("replay", protected, key)):
                 found[name].append(taken(view, sent))
-        medians = {
-            name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()
-        }
-        wall, cpu = medians["bare"]
-        ratios = {name: medians[name][0] / wall for name in ("first", "replay")}
-        return {"bare": wall, **ratios, **{f"cpu {name}": medians[name][1] / cpu for name in ratios}}
+        middle = {name: medians(times) for name, times in found.items()}
+        wall, cpu = middle["bare"]
+        ratios = {name: middle[name][0] / wall for name in ("first", "replay")}
+        return {"bare": wall, **ratios, **{f"cpu {name}": middle[name][1] / cpu for name in ratios}}
 
     def calls(key: str) -> int:
         """Of functions in the package's files."""
