@@ -59,8 +59,7 @@ class IndexWhereSet(models.Index):
     Django's `models.Index(condition=…)`, because Django would print a warning on MySQL and MariaDB.
 
     Args:
-        set_column: the index has only the rows in which this column is not NULL. If "-" stands before the column's
-            name, the index has only the rows in which the column is NULL.
+        set_column: the index has only the rows in which this column is not NULL.
         plain_fields: the columns of the plain index, if they are not the columns of the partial index.
     """
 
@@ -75,8 +74,7 @@ class IndexWhereSet(models.Index):
 
     def create_sql(self, model: Any, schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any) -> Any:
         if schema_editor.connection.features.supports_partial_indexes:
-            column = self.set_column.removeprefix("-")
-            condition = models.Q((f"{column}__isnull", column != self.set_column))
+            condition = models.Q((f"{self.set_column}__isnull", False))
             index = models.Index(fields=self.fields, name=self.name, condition=condition)
         else:
             index = models.Index(fields=self.plain_fields or self.fields, name=self.name)

@@ -6,6 +6,7 @@ IdempotencyError
 │   └── LeaseLost                   the lease was over and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
+├── ResultLost                      a call took effect, and its value could not be stored (leased mode)
 ├── ResultNotStorable               a step's result is not JSON, or too long (also TypeError; leased mode)
 ├── TransactionBroken               the view hid a database error, so its writes could not be committed
 └── NotRun                          `run_once` has not run the work and has no stored result
@@ -30,6 +31,7 @@ __all__ = [
     "OperationInProgress",
     "OutcomeUnknown",
     "PayloadMismatch",
+    "ResultLost",
     "ResultNotStorable",
     "StoreBusy",
     "TransactionBroken",
@@ -74,6 +76,14 @@ class NotResolvable(IdempotencyError):
     """
 
 
+class ResultLost(IdempotencyError):
+    """An earlier attempt made this call, and the value that it returned could not be stored.
+
+    The call is not repeated, and no answer of the view completes the key. A person can enter the value with
+    `maintenance.record_outcome` or in the admin, and so can `reconcile`.
+    """
+
+
 class ResultNotStorable(IdempotencyError, TypeError):
     """A result must be JSON or a saved model instance. The result of a step can have at most 1 MiB.
 
@@ -106,9 +116,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    With `on_abandoned="hold"`, a call without a result can cause `OutcomeUnknown`. `OutcomeUnknown` is also raised in
-    this case: the work first ends the transaction in which it runs, and then fails. A person or `reconcile` must decide
-    about the key.
+    A call without a result causes it under `on_abandoned="hold"`, and under "retry-keyed" if the other system could not
+    recognize a second start; so does work that ends the transaction in which it runs, and then fails. A person or
+    `reconcile` must decide about the key.
     """
 
 

@@ -20,6 +20,14 @@ if not apps.is_installed("django_idempotency"):
     )
 
 
+ATTENTION_FITS = (models.Q(attention_at=None) & (~models.Q(status="failed") | models.Q(unknown=0, effects=0))) | (
+    models.Q(attention_at__isnull=False, status="failed") & (models.Q(unknown__gt=0) | models.Q(effects__gt=0))
+)
+"""A failed key needs attention exactly if a call took effect or a step has no result. Other keys never do by this
+column: a lapsed lease and a claim without a lease are found by theirs.
+"""
+
+
 class IdempotencyKey(models.Model):
     """Each row of this table stores a key with its caller, its operation, and the response to replay.
 
@@ -36,6 +44,7 @@ class IdempotencyKey(models.Model):
         external call that is in doubt.
         """
 
+        RETRY_KEYED = "retry-keyed", _("retry-keyed: make a call again only with its derived key")
         RETRY = "retry", _("retry: make the call again")
         HOLD = "hold", _("hold: wait for a decision")
 
@@ -50,8 +59,12 @@ class IdempotencyKey(models.Model):
     fingerprint = models.BinaryField(_("fingerprint"), max_length=32, null=True)
     status = models.CharField(_("status"), max_length=11, choices=Status, default=Status.IN_PROGRESS)
     # The column `policy` is NULL in atomic mode, because atomic mode has no calls.
-    policy = models.CharField(_("policy"), max_length=5, choices=Policy, null=True, blank=True)
+    policy = models.CharField(_("policy"), max_length=11, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
+    # What the steps of the key come to. See Note [One truth about a key] in engine/stores/journal.py.
+    unknown = models.PositiveIntegerField(_("steps without a result"), default=0, db_default=0, editable=False)
+    effects = models.PositiveIntegerField(_("finished calls"), default=0, db_default=0, editable=False)
+    attention_at = models.DateTimeField(_("needs attention since"), null=True, blank=True, editable=False)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
     # The column `worker` contains the host and the process id of the last worker that claimed the key, such as
     # "web-3:4711".
@@ -77,7 +90,10 @@ class IdempotencyKey(models.Model):
     class Meta:
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
-        constraints = [models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq")]
+        constraints = [
+            models.UniqueConstraint(fields=["key_hash", "scope_hash"], name="idempotency_key_uniq"),
+            models.CheckConstraint(condition=ATTENTION_FITS, name="idempotency_attention_fits"),
+        ]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             # The index on `scope` is used when all data of one caller are deleted.
@@ -85,6 +101,7 @@ class IdempotencyKey(models.Model):
             # In atomic mode, the completion of a key changes no index on PostgreSQL. But if the view has called
             # `refer_to`, the completion changes the index on `resource_id`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
+            IndexWhereSet(fields=["attention_at"], name="idempotency_attention_idx", set_column="attention_at"),
             IndexWhereSet(  # Each failed key has a text in `last_error`.
                 fields=["created_at"],
                 name="idempotency_failed_idx",
@@ -142,11 +159,14 @@ class IdempotencyStep(models.Model):
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
+    # Two keys can share an id: in two partitions, or in the schemas of two tenants. The hashes tell them apart.
+    key_hash = models.BigIntegerField(editable=False)
+    scope_hash = models.BigIntegerField(editable=False)
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # The column `keyed` is True if the view called `derive_key` for this step before the call. If `keyed` is False, the
-    # derived key was not sent to the other system.
+    # Whether each start of the call came after the view had asked for its derived key. It never turns True again: one
+    # start without the key is enough to make a repeat unrecognizable.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -158,9 +178,8 @@ class IdempotencyStep(models.Model):
         verbose_name_plural = _("steps")
         # There are no separate permissions for steps, because steps are shown only on the page of a key.
         default_permissions = ()
-        constraints = [models.UniqueConstraint(fields=["key", "name"], name="idempotency_step_uniq")]
-        indexes = [
-            IndexWhereSet(fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"),
+        constraints = [
+            models.UniqueConstraint(fields=["key", "key_hash", "scope_hash", "name"], name="idempotency_step_uniq")
         ]
 
     def __str__(self) -> str:

@@ -26,13 +26,14 @@ def move(tenant, *, source, target):
         with transaction.atomic(using=target):
             delete(tenant, target)  # the copy of a move that broke off
             Order.objects.using(target).bulk_create(orders)
-            copies = {key.pk: key for key in keys}
+            copies = {(key.pk, key.key_hash, key.scope_hash): key for key in keys}
             for key in keys:
                 key.pk = None  # ids of keys are the shard's own
             IdempotencyKey.objects.using(target).bulk_create(keys)
-            for step in steps:
-                step.pk, step.key_id = None, copies[step.key_id].pk
-            IdempotencyStep.objects.using(target).bulk_create(steps)
+            own = [step for step in steps if (step.key_id, step.key_hash, step.scope_hash) in copies]
+            for step in own:
+                step.pk, step.key_id = None, copies[step.key_id, step.key_hash, step.scope_hash].pk
+            IdempotencyStep.objects.using(target).bulk_create(own)
         delete(tenant, source)
 
 

@@ -12,8 +12,9 @@ from django.utils import timezone
 
 from django_idempotency.admin.decisions import version
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from tests.factories import UserFactory
+from tests.steps import add_step
 
 LIST = "admin:django_idempotency_idempotencykey_changelist"
 
@@ -58,10 +59,8 @@ HOUR = timedelta(hours=1)
 
 
 def step(row: IdempotencyKey, *, finished: bool = False) -> None:
-    now = timezone.now()
-    IdempotencyStep.objects.create(
-        key=row, name="charge", kind="call", attempt=1, started_at=now, finished_at=now if finished else None
-    )
+    kept = {"finished_at": timezone.now(), "result": '{"value": "ch_1"}'} if finished else {}
+    add_step(row, **kept)
 
 
 def address(key: IdempotencyKey, decision: str) -> str:

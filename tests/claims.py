@@ -25,7 +25,7 @@ def a_claim(**changes: Any) -> ClaimRequest:
         key=changes.pop("key", "8e03978e"),
     )
     if changes.get("lease") is not None:
-        changes.setdefault("policy", "retry" if changes.get("repeats_calls") else "hold")
+        changes.setdefault("policy", "hold")
     return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
 
 

@@ -13,7 +13,8 @@ from django.db import connections
 from django.utils import timezone
 
 from django_idempotency.engine.protocol.digests import key_hash
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
+from tests.steps import add_step
 
 
 def make_keys(
@@ -63,6 +64,7 @@ def make_leased(
         scope="s",
         operation="POST pay/",
         key=key,
+        policy="hold",
         status=status,
         status_code=201 if status == "completed" else None,
         last_error="It broke." if status == "failed" else None,
@@ -71,11 +73,9 @@ def make_leased(
         expires_at=now + timedelta(days=-1 if expired else 1),
         locked_until=None if lapsed is None else now + timedelta(hours=-1 if lapsed else 1),
     )
-    steps: Any = {"key": row, "attempt": 1, "started_at": now}
-    create = IdempotencyStep.objects.using(using).create
-    create(name="write", kind="write", finished_at=now, result="{}", **steps)
+    add_step(row, "write", "write", finished_at=now, result="{}")
     if call:
-        create(name="call", kind="call", finished_at=None if doubt else now, **steps)
+        add_step(row, "call", finished_at=None if doubt else now, result=None if doubt else "{}")
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def as_if_killed() -> None:
     """What an exception has released looks as if its worker had died on the spot, and its lease had run out."""
     past = timezone.now() - timedelta(days=1)
     changed = IdempotencyKey.objects.filter(status="failed").update(
-        status="in_progress", locked_until=past, last_error=None
+        status="in_progress", locked_until=past, last_error=None, attention_at=None
     )
     assert changed == 1
 

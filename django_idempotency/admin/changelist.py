@@ -88,7 +88,7 @@ class BoundedChangeList(ChangeList):
 
     @property
     def _by_index(self) -> bool:
-        return self._state in ("attention", *overview.BY_INDEX)
+        return self._state in ("attention", *overview.FOUND)
 
     @property
     def _state(self) -> str:
@@ -113,7 +113,7 @@ class StateFilter(admin.SimpleListFilter):
         return [("attention", _("needs attention")), *((name, STATES[name].label) for name in SHAPES)]
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
-        if self.value() in (None, "attention", *overview.BY_INDEX):
+        if self.value() in (None, "attention", *overview.FOUND):
             return queryset  # `BoundedChangeList.get_queryset` finds these keys
         return queryset.filter(status=self.value()) if self.value() == "completed" else queryset.none()
 

@@ -82,7 +82,7 @@ def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest,
             type_, id_ = str(row.resource_type or ""), str(row.resource_id)
             resource = _linked(model_admin, request, type_, id_) or shortened(_named(type_, id_), TEXT_LENGTH)
         caller = caller or shortened(row.scope, TEXT_LENGTH)
-        row.shown = Shown(row, facts.steps, facts.now, secrets=secrets, caller=caller, resource=resource)
+        row.shown = Shown(row, facts.now, facts.steps, secrets=secrets, caller=caller, resource=resource)
 
 
 def _named(type_: str, id_: str) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Count, Max, Min, Q
+from django.db.models import Count, Max, Min
 from django.utils.formats import number_format
 
-from ..engine.stores.states import ATTENTION, CALLED, FAILED, LAPSED, LIVE, STATES, UNFINISHED, UNLEASED, Clock
-from ..models import IdempotencyKey, IdempotencyStep
+from ..engine.stores.states import ATTENTION, FAILED, LAPSED, LIVE, STATES, UNLEASED, UNSETTLED, Clock, Seen
+from ..models import IdempotencyKey
 from .texts import badge, readable_operation
 
 if TYPE_CHECKING:
@@ -29,36 +29,18 @@ FILTERED = 100_000
 """A filter reads this number of the latest keys. Without this limit, a filter for a rare value could read all."""
 SAME = 10
 """The page of a key shows at most this number of other keys that have the same request."""
-CHUNK = 1000
-"""One query for steps has at most this number of keys as parameters. A database accepts only some thousands."""
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A `Part` object describes a query that finds keys. If the attribute `order` contains the name of a column, the
-    query uses an index to sort the keys by this column.
-
-    If the attribute `steps` contains a condition, the query finds only keys that have at least one step with this
-    condition.
-    """
-
-    condition: Q
-    order: str | None
-    steps: Q | None = None
-
-
-_LAPSED = Part(LAPSED, "locked_until")
-_UNLEASED = Part(UNLEASED, "expires_at")
-_UNFINISHED = Q(pk__in=IdempotencyStep.objects.filter(UNFINISHED).values("key"))
-BY_INDEX: dict[str, tuple[Part, ...]] = {
-    "in_flight": (Part(LIVE, "locked_until"),),
-    "in_doubt": (Part((FAILED | LAPSED) & _UNFINISHED, None), _UNLEASED),
-    "half_done": (Part(LAPSED, "locked_until", CALLED), Part(FAILED, "created_at", CALLED)),
-    "stuck": (_LAPSED, _UNLEASED),
-    "failed": (Part(FAILED, "created_at"),),
-}
-"""The states whose keys are found with an index. `states.STATES` has conditions with EXISTS. With EXISTS, PostgreSQL
-sometimes reads all steps, even if it finds nothing.
+FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
+"""The states whose keys an index finds, the worst first. The others are most of the table."""
+SCANS = (
+    (UNSETTLED, "attention_at", ("in_doubt", "half_done")),
+    (LAPSED, "locked_until", ("in_doubt", "half_done", "stuck")),
+    (UNLEASED, "expires_at", ("in_doubt",)),
+    (LIVE, "locked_until", ("in_flight",)),
+    (FAILED, "created_at", ("failed",)),
+)
+"""What each index begins with, its column, and the states of the keys that are found there. The rows themselves say
+which: a condition on their counts would read on until it has found enough of them.
 """
 
 
@@ -66,7 +48,7 @@ def find(state: str, keys: Keys) -> list[int]:
     """Return the ids of the keys that are in the given state. The list begins with the id of the oldest key.
 
     Args:
-        state: a name in `BY_INDEX`, or "attention" for all states that need attention.
+        state: a name in `FOUND`, or "attention" for all states that need attention.
         keys: the keys that the person may see and that other filters have chosen. At most 100,000 keys of each index
             are read.
     """
@@ -85,28 +67,21 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     Each query returns at most `most` rows. The bool is True if a query has reached this limit. If a key is in several
     states, the function yields the key only once, with the worst of these states.
     """
-    worse: set[int] = set()
-    for name, parts in BY_INDEX.items():
-        found: set[int] = set()
-        limited = False
-        for part in parts:
-            # A cleanup deletes most of the expired keys. But a cleanup never deletes a key that is in progress without
-            # a lease. So if a query sorts the keys by `expires_at`, the keys without a lease are among the first rows.
-            chosen = keys.filter(pk__in=_first_due(keys.db)) if part is _UNLEASED else keys
-            ordered = chosen.filter(part.condition).order_by(*([part.order] if part.order else []))
-            ids = list(ordered.values_list("pk", flat=True)[:most])
-            limited |= len(ids) == most
-            found.update(ids if part.steps is None else _with_steps(keys.db, ids, part.steps))
-        yield name, sorted(found - worse), limited
-        worse |= found
-
-
-def _with_steps(using: str, ids: list[int], steps: Q) -> set[int]:
-    found: set[int] = set()
-    for start in range(0, len(ids), CHUNK):
-        of_some = IdempotencyStep.objects.using(using).filter(steps, key__in=ids[start : start + CHUNK])
-        found.update(of_some.values_list("key_id", flat=True))
-    return found
+    found: dict[str, set[int]] = {name: set() for name in FOUND}
+    limited: set[str] = set()
+    needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
+    for condition, column, names in SCANS:
+        # A cleanup leaves claims without a lease alone, so they are among the first keys that are due. To look for more
+        # would read everything that it has to delete.
+        chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
+        rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
+        for row in rows:
+            if (name := Seen(row, row.now).state.name) in names:
+                found[name].add(row.pk)
+        if len(rows) == most:
+            limited.update(names)
+    for name in FOUND:
+        yield name, sorted(found[name]), name in limited
 
 
 def _first_due(using: str) -> list[int]:

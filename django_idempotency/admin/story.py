@@ -15,7 +15,7 @@ from ..maintenance.facts import Facts, Kind
 from ..models import IdempotencyKey
 from .texts import moment
 
-RETRY = IdempotencyKey.Policy.RETRY
+Policy = IdempotencyKey.Policy
 WITHOUT_DECISION = {
     "in_doubt": gettext_lazy(
         "The doubt stays: a charge without an order, or an order without a charge. Expires: %(expiry)s."
@@ -73,6 +73,10 @@ class Story(Facts):
             ) % (names)
         if self.unleased:
             return _("Which part of its work the view has done.")
+        if self.lost:
+            return _("Nothing, but what these calls returned was lost: %(names)s. Look it up, and enter it.") % {
+                "names": ", ".join(self.lost)
+            }
         return self._missing if self.state.name == "half_done" else ""
 
     @property
@@ -113,19 +117,39 @@ class Story(Facts):
             return _("A retry is told that the request is still being processed.")
         if self.unleased or self.write_in_doubt:
             return _("It is refused with 409. A person has to decide.")
-        if self.in_doubt and self.row.policy == RETRY:
+        if self.in_doubt:
+            return self._after_doubt
+        return self._after_steps
+
+    @property
+    def _after_steps(self) -> str:
+        if self.lost:
+            return _("The view runs again, and fails when it asks for %(names)s. Enter the lost value first.") % {
+                "names": ", ".join(self.lost)
+            }
+        if self.finished:
+            return _("The view runs again. Steps that have ended are not repeated; the view gets their results.")
+        return _("The view runs again.")
+
+    @property
+    def _after_doubt(self) -> str:
+        keyed = self.row.policy == Policy.RETRY_KEYED
+        if keyed and self.unkeyed:
+            return _(
+                "It is refused with 409: the other side could not recognize another call of %(names)s. If the view has "
+                "a reconcile function, the function is asked first. For the future: let the view ask for "
+                'operation.derive_key(…) before the call and send it along, or pass on_abandoned="retry" if making the '
+                "call twice is harmless."
+            ) % {"names": ", ".join(self.unkeyed)}
+        if keyed or self.row.policy == Policy.RETRY:
             return _(
                 "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
                 "reconcile function, the function is asked first."
             )
-        if self.in_doubt:  # a key without a policy is treated like a key with the policy "hold"
-            return _(
-                "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
-                "is asked first."
-            )
-        if self.finished:
-            return _("The view runs again. Steps that have ended are not repeated; the view gets their results.")
-        return _("The view runs again.")
+        return _(  # a key without a policy is treated like a key with the policy "hold"
+            "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
+            "is asked first."
+        )
 
     @property
     def unreadable(self) -> bool:

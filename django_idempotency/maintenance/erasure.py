@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from django.db import transaction
-from django.db.models import Prefetch, Q, prefetch_related_objects
+from django.db.models import Q
 
 from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.request.callers import acting_for
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import COMPLETED, FAILED_STATE, Clock, Seen
-from ..models import IdempotencyKey, IdempotencyStep
+from ..models import IdempotencyKey
 from .lookups import find_key
 
 if TYPE_CHECKING:
@@ -138,23 +138,20 @@ def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run:
     ids = rows.order_by("pk").values_list("pk", flat=True)
     last = deleted = kept = 0
     while batch := list(ids.filter(pk__gt=last)[:BATCH_SIZE]):
-        gone = _delete(rows.db, batch, include_unsettled, dry_run)
+        gone = _delete(rows.filter(pk__in=batch), include_unsettled, dry_run)
         deleted, kept, last = deleted + gone, kept + len(batch) - gone, batch[-1]
     if not dry_run:
         logger.info("Idempotency keys of %s: %d forgotten, %d kept.", rows.db, deleted, kept)
     return Forgotten(deleted=deleted, kept=kept)
 
 
-def _delete(alias: str, found: list[int], include_unsettled: bool, dry_run: bool) -> int:
-    keys = IdempotencyKey.objects.using(alias).filter(pk__in=found)
-    with transaction.atomic(using=alias):
+def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
+    with transaction.atomic(using=rows.db):
         # The rows are locked before this function decides which keys to delete. The query skips a locked row, because
-        # perhaps a retry has locked this row to start a new attempt. On MariaDB, a SELECT without a lock sometimes
-        # returns old versions of rows, but a SELECT with a lock returns the committed rows.
-        rows = list(locked(keys.only("status", "locked_until").annotate(now=Clock()), skip=True))
-        steps = IdempotencyStep.objects.using(alias).defer("result", "error")
-        prefetch_related_objects(rows, Prefetch("steps", locked(steps)))
-        seen = [Seen(row, row.steps.all(), row.now) for row in rows]
-        gone = [one.row.pk for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
-        # CASCADE deletes the steps. Without `only("pk")`, Django would load every stored body before the deletion.
-        return len(gone) if dry_run else keys.filter(pk__in=gone).only("pk").delete()[1].get(keys.model._meta.label, 0)
+        # perhaps a retry has locked this row to start a new attempt.
+        needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
+        seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
+        gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
+        if dry_run:
+            return len(gone)
+        return store_for(rows.db).delete([(row.pk, row.key_hash, row.scope_hash, row.policy) for row in gone])

@@ -5,30 +5,42 @@ The admin, the commands and the functions for decisions use this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from django.db.models import Prefetch, prefetch_related_objects
+from django.db.models import BooleanField, ExpressionWrapper
 from django.utils import timezone
 
+from ..engine.conf import get_settings
+from ..engine.conf.fields import seconds_of
+from ..engine.stores.journal import LOST
 from ..engine.stores.states import HALF_DONE, IN_DOUBT, Clock, Seen
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import correctable
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
 
 Kind = IdempotencyStep.Kind
 
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """A `Facts` object contains the row of a key and the steps of this key. The oldest step comes first."""
+    """The row of a key, and its steps, the oldest first."""
+
+    steps: Sequence[IdempotencyStep]
+
+    @cached_property
+    def doubts(self) -> list[IdempotencyStep]:
+        """The steps that were started and have no result. None is in doubt while a worker has the key."""
+        return [step for step in self.steps if step.finished_at is None] if self.idle else []
 
     @cached_property
     def in_doubt(self) -> list[str]:
-        """Return the names of the steps that were started and have no result.
-
-        If a worker is processing the key now, the list is empty, because no step is in doubt.
-        """
         return [step.name for step in self.doubts]
 
     @cached_property
@@ -37,30 +49,37 @@ class Facts(Seen):
         return [step.name for step in self.steps if step.finished_at is not None]
 
     @cached_property
+    def lost(self) -> list[str]:
+        """The names of the calls that took effect, and whose values could not be stored."""
+        return [step.name for step in self.steps if getattr(step, "lost", False)]
+
+    @cached_property
+    def unkeyed(self) -> list[str]:
+        """The names of calls in doubt that "retry-keyed" does not repeat: a start carried no derived key, or the first
+        is so old that the other side may have forgotten it.
+        """
+        oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
+        calls = [step for step in self.doubts if step.kind == Kind.CALL]
+        return [step.name for step in calls if not step.keyed or step.started_at <= oldest]
+
+    @cached_property
     def write_in_doubt(self) -> bool:
         return any(step.kind == Kind.WRITE for step in self.doubts)
 
     @cached_property
     def recordable(self) -> list[str]:
-        """Return the names of the steps for which a person can record a result. A person can record a result for a step
-        in doubt. If a person has recorded a result, a person can replace this result later.
+        """The names of the steps for which a person can record a result: those in doubt, those whose value was lost,
+        and those for which a person has recorded one before.
         """
         recorded = correctable(self.row)
-        return [*self.in_doubt, *(name for name in self.finished if name in recorded)]
+        return [*self.in_doubt, *(name for name in self.finished if name in recorded or name in self.lost)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether a person must confirm this action. Before the confirmation, the person must find out what the
-        earlier attempts have done.
+        """Return whether a person must confirm this action, after a look at what the earlier attempts have done.
 
-        After the action "release", the next retry repeats each call that is in doubt. So if a call is in doubt, a
-        release needs a confirmation. But if the policy is "retry", a call in doubt needs no confirmation. The policy is
-        used only for `call` steps. So if a write is in doubt, a release always needs a confirmation. If the key is in
-        progress and has no lease, a release needs a confirmation, too. Perhaps the work of this key has committed some
-        writes.
-
-        The action "answer" needs a confirmation if the key has a step in doubt, or a call that is finished. The action
-        also needs a confirmation if the key is in progress and has no lease. After the action "answer", no list shows
-        the key any more. So a person must first make sure that no customer has paid without an order.
+        A release lets the next retry repeat what is in doubt, which only the policy "retry" allows without a word; a
+        write in doubt, and a key in progress without a lease, always need one. An answer takes the key from all lists,
+        so it needs one while a step is in doubt or a call has finished: a customer may have paid without an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -69,20 +88,26 @@ class Facts(Seen):
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
-    """Return one `Facts` object for each row, in the order of the rows. All rows must be in the same database.
+    """Return the facts about each row, in their order. All rows must be in the same database.
 
-    The function runs only two queries, even for many rows. If `results` is False and all keys are completed, the
-    function runs no query.
+    The function runs at most two queries, even for many rows. If `results` is False and all keys are completed, it runs
+    none.
 
     Args:
-        results: if True, the function also reads the results and errors of the steps, also for completed keys. Results
-            and errors can be large.
+        results: whether to read the results and errors of the steps, also for completed keys. They can be large.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
-        return [Facts(row, [], timezone.now()) for row in rows]
+        return [Facts(row, timezone.now(), []) for row in rows]
     keys = IdempotencyKey.objects.using(rows[0]._state.db)
-    steps = IdempotencyStep.objects.using(keys.db).order_by("pk")
-    prefetch_related_objects(rows, Prefetch("steps", steps if results else steps.defer("result", "error")))
+    steps = with_lost(IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows]).order_by("pk"))
+    steps_of = defaultdict(list)
+    for step in steps if results else steps.defer("result", "error"):
+        steps_of[step.key_id, step.key_hash, step.scope_hash].append(step)
     now = keys.values_list(Clock(), flat=True).first() or timezone.now()
-    return [Facts(row, list(row.steps.all()), now) for row in rows]
+    return [Facts(row, now, steps_of[row.pk, row.key_hash, row.scope_hash]) for row in rows]
+
+
+def with_lost(steps: QuerySet[IdempotencyStep]) -> QuerySet[IdempotencyStep]:
+    """Mark the steps whose value was lost, without reading the values."""
+    return steps.annotate(lost=ExpressionWrapper(LOST, BooleanField()))

@@ -25,13 +25,13 @@ from django.db.models.functions import Coalesce
 from ..engine.conf import resolve
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
-from ..engine.stores.journal import locked
+from ..engine.stores.journal import locked, steps_of
 from ..engine.stores.sealing import seal, seal_response, unseal
-from ..engine.stores.states import UNDECIDED, Clock
+from ..engine.stores.states import UNDECIDED, UNFINISHED, Clock
 from ..exceptions import NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import Decision, as_kept, with_decision
-from .facts import Facts
+from .facts import Facts, Kind, with_lost
 from .lookups import same_row
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
         NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
     """
     with _locked(key, "release", confirmed) as facts:
-        _decide(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt))
-        _steps(facts.row).filter(finished_at=None).delete()
+        _decide(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt), unknown=0)
+        _steps(facts.row).filter(UNFINISHED).delete()
 
 
 def record_outcome(
     key: IdempotencyKey, step: str, value: Any, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Store the result that a person has found for a step in doubt. The next retry continues after this step.
+    """Store the result of a step in doubt, or of a call whose value was lost. The next retry continues after this step.
 
     The person finds the result, for example, in the records of the external service. To correct a recorded result, call
     this function again before the key is completed. The old result stays in the stored list of decisions. The function
@@ -81,8 +81,8 @@ def record_outcome(
         by, reason, confirmed: see `release_for_retry`. A record needs no confirmation.
 
     Raises:
-        NotResolvable: see `release_for_retry`. Also if the step is not in doubt, unless a person has recorded its
-            result before. Nothing was changed.
+        NotResolvable: see `release_for_retry`. Also if the step has a result that no person has recorded. Nothing was
+            changed.
         NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
         ResultNotStorable: the value is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
     """
@@ -95,10 +95,13 @@ def record_outcome(
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
-        if named.finished_at is not None:
+        counts, finished = {}, {}
+        if named.finished_at is None:
+            counts = {"unknown": facts.row.unknown - 1, "effects": facts.row.effects + (named.kind == Kind.CALL)}
+            finished = {"finished_at": Clock()}
+        elif named.result is not None:
             made = replace(made, action="correct", replaced=unseal(key, "result", named.result, step))
-        _decide(facts, made)
-        finished = {} if named.finished_at else {"finished_at": Clock()}
+        _decide(facts, made, **counts)
         _steps(facts.row).filter(pk=named.pk).update(result=seal(key, "result", result, step), **finished)
 
 
@@ -191,7 +194,7 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
                 "Nothing was changed: a worker holds a live lease on this key, the key is completed or deleted, or "
                 "another attempt or decision came first. Look again."
             )
-        facts = Facts(row, list(locked(_steps(row).order_by("pk"))), row.now)
+        facts = Facts(row, row.now, list(with_lost(locked(_steps(row)).order_by("pk"))))
         if not confirmed and facts.needs_word(action):
             raise NotResolvable("Nothing was changed: first look outside at what was called under this key.")
         yield facts
@@ -204,8 +207,10 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     project's `ttl`, so that a retry can find the key. But a decision never moves the expiry to an earlier time.
     """
     row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
+    open_ = "status" not in changes and bool(changes.get("unknown", row.unknown) + changes.get("effects", row.effects))
     decided: dict[str, Any] = {
         "status": IdempotencyKey.Status.FAILED,
+        "attention_at": Clock() if open_ else None,
         "locked_until": None,
         "last_error": Coalesce("last_error", Value(DECIDED)),
         "updated_at": Clock(),
@@ -216,5 +221,4 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
 
 
 def _steps(row: IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """Return a query for the steps of this row. The query uses the row's own database alias, and never a replica."""
-    return IdempotencyStep.objects.using(row._state.db).filter(key=row)
+    return steps_of(str(row._state.db), row)  # the row's own alias, never a replica

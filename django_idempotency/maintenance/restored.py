@@ -44,7 +44,7 @@ def remember_calls(
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     identity, ttl = identify(scope=scope, operation=operation, key=key), resolve().ttl_seconds
-    wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, repeats_calls=True, policy="hold")
+    wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):
         claim = store.claim(wanted)
@@ -52,9 +52,12 @@ def remember_calls(
             return False
         known = store.journal.steps(claim)
         for name, result in results.items():
-            if name not in known:
-                store.journal.start_call(claim, name, again=False)
-            # If the step already has a result, `finish_call` changes nothing.
-            store.journal.finish_call(claim, name, encode_step(result))
+            step = known.get(name)
+            if step is None:
+                store.journal.start_call(claim, name, keyed=None)
+            if step is None or not step.finished:
+                store.journal.finish_call(claim, name, encode_step(result))
+            elif step.result is None:
+                store.journal.enter_lost(claim, name, encode_step(result))
         store.journal.fail(claim, wanted, ENTERED)
     return True

@@ -9,9 +9,17 @@ from django.db.migrations.state import StateApps
 from django_idempotency.columns import ExactCharField, ExactTextField, IndexWhereSet
 
 STATUSES = [("in_progress", "in progress"), ("completed", "completed"), ("failed", "failed")]
-POLICIES = [("retry", "retry: make the call again"), ("hold", "hold: wait for a decision")]
+POLICIES = [
+    ("retry-keyed", "retry-keyed: make a call again only with its derived key"),
+    ("retry", "retry: make the call again"),
+    ("hold", "hold: wait for a decision"),
+]
 OPTIONAL: dict[str, Any] = {"blank": True, "null": True}
+COUNT: dict[str, Any] = {"db_default": 0, "default": 0, "editable": False}
 KINDS = [("call", "external call"), ("fetch", "external read"), ("write", "local write")]
+ATTENTION_FITS = (models.Q(attention_at=None) & (~models.Q(status="failed") | models.Q(unknown=0, effects=0))) | (
+    models.Q(attention_at__isnull=False, status="failed") & (models.Q(unknown__gt=0) | models.Q(effects__gt=0))
+)
 KEY = "django_idempotency.idempotencykey"
 UNCONSTRAINED: dict[str, Any] = {"db_constraint": False, "db_index": False}
 
@@ -47,8 +55,14 @@ class Migration(migrations.Migration):
                     "status",
                     models.CharField(choices=STATUSES, default="in_progress", max_length=11, verbose_name="status"),
                 ),
-                ("policy", models.CharField(choices=POLICIES, max_length=5, verbose_name="policy", **OPTIONAL)),
+                ("policy", models.CharField(choices=POLICIES, max_length=11, verbose_name="policy", **OPTIONAL)),
                 ("attempt", models.PositiveIntegerField(default=1, verbose_name="attempt")),
+                ("unknown", models.PositiveIntegerField(verbose_name="steps without a result", **COUNT)),
+                ("effects", models.PositiveIntegerField(verbose_name="finished calls", **COUNT)),
+                (
+                    "attention_at",
+                    models.DateTimeField(editable=False, verbose_name="needs attention since", **OPTIONAL),
+                ),
                 ("locked_until", models.DateTimeField(verbose_name="locked until", **OPTIONAL)),
                 ("worker", models.CharField(max_length=100, verbose_name="worker", **OPTIONAL)),
                 ("status_code", models.PositiveSmallIntegerField(verbose_name="status code", **OPTIONAL)),
@@ -74,6 +88,7 @@ class Migration(migrations.Migration):
                     models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
                     models.Index(fields=["scope"], name="idempotency_scope_idx"),
                     IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
+                    IndexWhereSet(fields=["attention_at"], name="idempotency_attention_idx", set_column="attention_at"),
                     IndexWhereSet(
                         fields=["created_at"],
                         name="idempotency_failed_idx",
@@ -87,7 +102,8 @@ class Migration(migrations.Migration):
                     ),
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("key_hash", "scope_hash"), name="idempotency_key_uniq")
+                    models.UniqueConstraint(fields=("key_hash", "scope_hash"), name="idempotency_key_uniq"),
+                    models.CheckConstraint(condition=ATTENTION_FITS, name="idempotency_attention_fits"),
                 ],
             },
         ),
@@ -95,6 +111,8 @@ class Migration(migrations.Migration):
             name="IdempotencyStep",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("key_hash", models.BigIntegerField(editable=False)),
+                ("scope_hash", models.BigIntegerField(editable=False)),
                 ("name", ExactCharField(max_length=100, verbose_name="name")),
                 ("kind", models.CharField(choices=KINDS, max_length=5, verbose_name="kind")),
                 ("attempt", models.PositiveIntegerField(verbose_name="attempt")),
@@ -109,12 +127,11 @@ class Migration(migrations.Migration):
                 "verbose_name": "step",
                 "verbose_name_plural": "steps",
                 "default_permissions": (),
-                "indexes": [
-                    IndexWhereSet(
-                        fields=["finished_at", "key"], name="idempotency_doubt_idx", set_column="-finished_at"
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("key", "key_hash", "scope_hash", "name"), name="idempotency_step_uniq"
                     )
                 ],
-                "constraints": [models.UniqueConstraint(fields=("key", "name"), name="idempotency_step_uniq")],
             },
         ),
         migrations.RunPython(

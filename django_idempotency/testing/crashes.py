@@ -31,6 +31,8 @@ from ..models import IdempotencyKey
 from .checks import EndpointChecks
 from .requests import Reply, Request
 
+Policy = IdempotencyKey.Policy
+
 STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
 """The methods of `Operation`, and the kind of step that each makes. `awrite` is left out, because it calls `write`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
@@ -222,10 +224,10 @@ class CrashChecks:
             headline = f"stopped {where}, the retry raised {error!r}."
             raise self.checks.failure(headline, told.format(_named(retried.ran))) from error
         created = self.checks.count_new()
-        in_doubt = stopped.rows(self.checks.alias).filter(steps__isnull=False, steps__finished_at=None)
-        held = in_doubt.exclude(policy=IdempotencyKey.Policy.RETRY).exists()
+        in_doubt = stopped.rows(self.checks.alias).filter(unknown__gt=0, steps__finished_at=None)
+        held = in_doubt.exclude(policy=Policy.RETRY).exclude(policy=Policy.RETRY_KEYED, steps__keyed=True).exists()
         if held and not retried.used and retry.status >= 400:
-            return  # under the policy "hold", a retry must be refused if a call is in doubt
+            return  # a call in doubt that must not be repeated holds its key
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)

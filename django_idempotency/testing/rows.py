@@ -9,6 +9,7 @@ from django.db import transaction
 from django.http import HttpResponse
 
 from ..engine.conf import resolve
+from ..engine.conf.options import OnAbandoned
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.key_syntax import new_key
@@ -30,7 +31,8 @@ def create_key(
     status: Literal["completed", "in_progress", "abandoned", "failed"] | None = None,
     steps: Mapping[str, Any] | None = None,
     in_doubt: Collection[str] = (),
-    on_abandoned: Literal["retry", "hold"] = "retry",
+    keyed: bool = False,
+    on_abandoned: OnAbandoned = "retry-keyed",
     response: Any = None,
     using: str | None = None,
 ) -> IdempotencyKey:
@@ -49,6 +51,7 @@ def create_key(
             with `steps` or `in_doubt`.
         steps: the results of finished calls, by the names of the calls.
         in_doubt: names of calls that were started and have no result.
+        keyed: whether these calls were made with their derived keys, so that "retry-keyed" makes one in doubt again.
         on_abandoned: the policy of the endpoint for calls in doubt.
         response: the response to replay. Default: 201 with an empty JSON object.
         using: database alias. Default: the write alias of the key table.
@@ -77,7 +80,7 @@ def create_key(
         if not isinstance(claimed, Claimed):
             raise ValueError(f"A row with the key {claim.identity.key!r} exists: a request with it gets {claimed}.")
         for name, result in calls.items():
-            store.journal.start_call(claimed, name, again=False)
+            store.journal.start_call(claimed, name, keyed=keyed)
             if name not in in_doubt:
                 store.journal.finish_call(claimed, name, encode_step(result))
         if status == "completed":

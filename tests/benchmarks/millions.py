@@ -42,8 +42,9 @@ FILL = f"""
 """
 """One of 1,000 failed, most of them half done and a few in doubt; a few in flight or stuck. Each names a resource."""
 STEPS = """
-    INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at, finished_at)
-    SELECT id, 'charge', 'call', 1, now(), CASE WHEN id % 20000 <> 4 THEN now() END
+    INSERT INTO django_idempotency_idempotencystep (
+        key_id, key_hash, scope_hash, name, kind, attempt, started_at, finished_at)
+    SELECT id, key_hash, scope_hash, 'charge', 'call', 1, now(), CASE WHEN id % 20000 <> 4 THEN now() END
     FROM django_idempotency_idempotencykey WHERE status <> 'completed'
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_idempotency.models import IdempotencyStep
 from tests.admin_pages import make_key
+from tests.steps import add_step
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
 LIST = "/admin/django_idempotency/idempotencykey/"
@@ -43,9 +43,8 @@ def rows() -> dict[str, int]:
         "doubt": make_key("doubt", status="failed", last_error="TimeoutError: no answer"),
     }
     make_key("<b onclick=alert(1)>", headers='[["Content-Type","text/html"]]', body=b"<script>a()</script>")
-    step: dict[str, Any] = {"key": rows["doubt"], "attempt": 1, "started_at": now}
-    IdempotencyStep.objects.create(name="order", kind="write", finished_at=now, result='{"id": 7}', **step)
-    IdempotencyStep.objects.create(name="charge", kind="call", error="TimeoutError", **step)
+    add_step(rows["doubt"], "order", "write", finished_at=now, result='{"value": {"id": 7}}')
+    add_step(rows["doubt"], error="TimeoutError")
     return {name: row.pk for name, row in rows.items()}
 
 

@@ -11,6 +11,7 @@ from django.db import connection, transaction
 from django_idempotency import ClaimLost
 from django_idempotency.engine.protocol.outcomes import Claimed, ClaimOutcome, Conflicted
 from django_idempotency.engine.stores import Store, store_for
+from django_idempotency.engine.stores.journal import AlreadyFinished
 from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -22,7 +23,7 @@ from tests.sql import ask
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("postgresql", "mysql")]
 Step = Callable[[Store, Claimed], Any]
-CLAIM = a_claim(lease=60.0, repeats_calls=True)
+CLAIM = a_claim(lease=60.0, policy="retry")
 
 
 def write(store: Store, claimed: Claimed) -> None:
@@ -32,8 +33,8 @@ def write(store: Store, claimed: Claimed) -> None:
 
 
 STEPS: dict[str, Step] = {
-    "start": lambda store, claimed: store.journal.start_call(claimed, "mail", again=False),
-    "restart": lambda store, claimed: store.journal.start_call(claimed, "charge", again=True),
+    "start": lambda store, claimed: store.journal.start_call(claimed, "mail", keyed=False),
+    "restart": lambda store, claimed: store.journal.start_call(claimed, "charge", keyed=False, again=True),
     "finish": lambda store, claimed: store.journal.finish_call(claimed, "charge", "{}"),
     "fetch": lambda store, claimed: store.journal.keep_fetched(claimed, "rate", "1"),
     "write": write,
@@ -59,7 +60,7 @@ def claimed_by(outcome: ClaimOutcome) -> Claimed:
 def a_worker(store: Store) -> Claimed:
     """A worker with a call in doubt, whose lease is over."""
     worker = claimed_by(claim_and_commit(store, CLAIM))
-    store.journal.start_call(worker, "charge", again=False)
+    store.journal.start_call(worker, "charge", keyed=False)
     lapse()
     return worker
 
@@ -153,8 +154,11 @@ def test_the_end_of_a_call_that_is_sent_twice_at_once(store: Store) -> None:
             store.journal.finish_call(worker, "charge", '{"value": 1}')
             second = start(store.journal.finish_call, worker, "charge", '{"value": 2}')
             eventually("the second to wait for the first", waits)
-        second.result(30)
+        with pytest.raises(AlreadyFinished):
+            second.result(30)
     assert IdempotencyStep.objects.get().result == '{"value": 1}'
+    row = IdempotencyKey.objects.get()
+    assert (row.unknown, row.effects) == (0, 1)
 
 
 def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
@@ -163,5 +167,5 @@ def test_a_call_that_has_a_result_is_not_started_again(store: Store) -> None:
     store.journal.finish_call(worker, "charge", '{"value": 1}')
     after = everything()
     with pytest.raises(ClaimLost):
-        store.journal.start_call(worker, "charge", again=True)
+        store.journal.start_call(worker, "charge", keyed=False, again=True)
     assert everything()[1] == after[1]

@@ -98,7 +98,7 @@ def test_an_old_snapshot_does_not_hide_a_call(store: Store, in_threads: Threads)
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert IdempotencyStep.objects.count() == 0
-        in_threads(1, lambda _: store.journal.start_call(claimed, "charge", again=False))
+        in_threads(1, lambda _: store.journal.start_call(claimed, "charge", keyed=False))
         assert IdempotencyStep.objects.count() == 0
         assert claimed_with_an_old_snapshot(store, claim) in (InDoubt(), Conflicted(), None)
 

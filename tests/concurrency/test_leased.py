@@ -219,7 +219,7 @@ def test_under_repeatable_read_a_takeover_does_not_overlook_a_call() -> None:
         rival = start(take_over)
         assert looked.wait(30)
         with transaction.atomic():
-            store.journal.start_call(claimed, "charge", again=False)
+            store.journal.start_call(claimed, "charge", keyed=False)
         started.set()
         error = rival.exception(30)
     assert isinstance(error, OperationalError)

@@ -31,19 +31,19 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import SNAPSHOT, a_claim, expire
 from tests.leases import lapse, row
 
-LEASED = a_claim(lease=60.0, repeats_calls=True)
+LEASED = a_claim(lease=60.0, policy="retry")
 ORDER = ("shop.order", "59")
 
 
 def claimed(store: Store, **changes: Any) -> Claimed:
     with transaction.atomic():
-        claim = store.claim(a_claim(**{"lease": 60.0, "repeats_calls": True, **changes}))
+        claim = store.claim(a_claim(**{"lease": 60.0, "policy": "retry", **changes}))
     assert isinstance(claim, Claimed)
     return claim
 
 
 def start(store: Store, claim: Claimed, name: str = "charge") -> None:
-    store.journal.start_call(claim, name, again=False)
+    store.journal.start_call(claim, name, keyed=False)
 
 
 def finish(store: Store, claim: Claimed, name: str = "charge") -> None:
@@ -66,9 +66,10 @@ class TestAttentionContract:
     @pytest.mark.parametrize(
         ("changes", "policy"),
         [
-            ({"lease": None}, None),
-            ({"repeats_calls": True}, "retry"),
-            ({"repeats_calls": False}, "hold"),
+            ({"lease": None, "policy": None}, None),
+            ({"policy": "retry"}, "retry"),
+            ({"policy": "retry-keyed"}, "retry-keyed"),
+            ({"policy": "hold"}, "hold"),
         ],
     )
     def test_the_policy_of_the_view_is_kept(self, store: Store, changes: Any, policy: str | None) -> None:
@@ -76,7 +77,7 @@ class TestAttentionContract:
         claim = claimed(store, **changes)
         assert (row().policy, row().updated_at is None) == (policy, False)
         store.journal.fail(claim, a_claim(), "it broke")
-        claimed(store, repeats_calls=False)
+        claimed(store, policy="hold")
         assert row().policy == "hold"
 
     @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ class TestAttentionContract:
 
     def test_a_held_request_says_what_is_in_doubt(self, store: Store) -> None:
         """The log names the order, not only the key."""
-        claim = claimed(store, repeats_calls=False)
+        claim = claimed(store, policy="hold")
         store.journal.refer(claim, ORDER)
         start(store, claim)
         lapse()
@@ -190,7 +191,7 @@ class TestAttentionContract:
         store.journal.keep_fetched(claim, "rate", '{"value": 1.5}')
         store.journal.fail(claim, LEASED, "it broke")
         assert attention() == NONE
-        assert store.journal.steps(claimed(store)) == {"rate": (True, '{"value": 1.5}')}
+        assert store.journal.steps(claimed(store)) == {"rate": ("fetch", True, '{"value": 1.5}')}
         step = IdempotencyStep.objects.get()
         assert (step.kind, step.attempt, step.finished_at is None) == ("fetch", 1, False)
 
@@ -299,7 +300,7 @@ class TestAttentionContract:
         claim = claimed(store)
         lapse()
         with transaction.atomic():
-            store.journal.start_call(claim, "charge", again=False)
+            store.journal.start_call(claim, "charge", keyed=False)
             (cleanup,) = in_threads(1, lambda number: cleanup_idempotency_keys())
         assert (cleanup.unstuck, row().status) == (0, "in_progress")
 

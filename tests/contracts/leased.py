@@ -79,7 +79,7 @@ def test_a_zombie_commits_nothing_beside_the_winner(key: str, place: str) -> Non
 def test_a_takeover_has_one_winner(in_threads: Threads, state: str) -> None:
     """Of twenty who come at once."""
     store = store_for("default")
-    claim = a_claim(lease=60.0, repeats_calls=True)
+    claim = a_claim(lease=60.0, policy="retry")
     with transaction.atomic():
         claimed = store.claim(claim)
     assert isinstance(claimed, Claimed)

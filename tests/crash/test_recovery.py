@@ -71,7 +71,7 @@ def gone_after_its_charge(gateway: httpx.Client) -> str:
         claimed = store.claim(wanted)
     assert isinstance(claimed, Claimed)
     with transaction.atomic():
-        store.journal.start_call(claimed, "charge", again=False)
+        store.journal.start_call(claimed, "charge", keyed=False)
     gateway.post("/charges", json={"amount": 1, "reference": f"charge {wanted.identity.key}"}).raise_for_status()
     lapse()
     return wanted.identity.key

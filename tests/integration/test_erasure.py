@@ -20,6 +20,7 @@ from django_idempotency.maintenance.erasure import Forgotten, forget, forget_sco
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory
+from tests.steps import add_step
 
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
@@ -28,13 +29,6 @@ NOTHING = Forgotten(deleted=0, kept=0)
 
 def keys() -> set[tuple[str, str, str]]:
     return set(IdempotencyKey.objects.values_list("scope", "operation", "key"))
-
-
-def add_step(row: IdempotencyKey, *, finished: bool) -> None:
-    at = row.created_at
-    IdempotencyStep.objects.create(
-        key=row, name="charge", kind="call", attempt=1, started_at=at, finished_at=at if finished else None
-    )
 
 
 def test_only_this_key_of_this_caller_goes() -> None:
@@ -79,11 +73,11 @@ def test_keys_in_use_are_kept() -> None:
     """In progress, abandoned, in doubt or half done; the rest goes with its steps."""
     create_key("running", scope="a", status="in_progress")
     create_key("abandoned", scope="a", status="abandoned")
-    add_step(create_key("in doubt", scope="a", status="failed"), finished=False)
-    add_step(create_key("half done", scope="a", status="failed"), finished=True)
+    add_step(create_key("in doubt", scope="a", status="failed"), finished_at=None)
+    add_step(create_key("half done", scope="a", status="failed"), finished_at=timezone.now(), result="{}")
     create_key("failed", scope="a", status="failed")
-    add_step(create_key("done", scope="a"), finished=True)
-    add_step(create_key("done all the same", scope="a"), finished=False)
+    add_step(create_key("done", scope="a"), finished_at=timezone.now(), result="{}")
+    add_step(create_key("done all the same", scope="a"), finished_at=None)
     assert forget("a", "running") == Forgotten(deleted=0, kept=1)
     assert forget_scope("a") == Forgotten(deleted=3, kept=4)
     assert {key for _, _, key in keys()} == {"running", "abandoned", "in doubt", "half done"}
@@ -94,7 +88,7 @@ def test_unsettled_keys_go_if_they_are_asked_for() -> None:
     """Stuck, or with a call in doubt, each with its steps. A worker with a live lease keeps its key."""
     create_key("running", scope="a", status="in_progress")
     for key, status in (("abandoned", "abandoned"), ("doubt", "failed"), ("another", "failed")):
-        add_step(create_key(key, scope="a", status=status), finished=False)
+        add_step(create_key(key, scope="a", status=status), finished_at=None)
     create_key("no lease", scope="a", status="in_progress")
     IdempotencyKey.objects.filter(key="no lease").update(locked_until=None)
     assert forget("a", "doubt", include_unsettled=True) == Forgotten(deleted=1, kept=0)

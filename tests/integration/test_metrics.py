@@ -18,8 +18,9 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.signals import key_event
 from tests.expired import make_leased, without_tables
 from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import as_if_killed, breaks
+from tests.leases import as_if_killed, breaks, row
 from tests.roles import unprivileged
+from tests.steps import recount
 
 Scrape = Callable[[], dict[tuple[Any, ...], float]]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
@@ -108,6 +109,7 @@ def test_a_key_is_counted_in_the_state_that_is_urgent(scrape: Scrape, post: Any)
     IdempotencyKey.objects.update(created_at=timezone.now() - timedelta(hours=1))
     assert 3600 <= shown(scrape, "oldest_in_doubt_seconds")[0] < 3700
     IdempotencyStep.objects.all().delete()
+    recount(row())
     assert shown(scrape, *STATES) == [0, 0, 0, 1]
     assert 3600 <= shown(scrape, "oldest_stuck_seconds")[0] < 3700
 
@@ -135,8 +137,8 @@ def test_the_lag_of_cleanup_is_the_age_of_the_oldest_expired_key(
         run_once(lambda: 1, scope="s", key=key, operation="o")
     for key, hours in (("old", 1), ("failed", 2), ("running", 9)):
         IdempotencyKey.objects.filter(key=key).update(expires_at=timezone.now() - timedelta(hours=hours))
-    IdempotencyKey.objects.filter(key="failed").update(status="failed")
-    IdempotencyKey.objects.filter(key="running").update(status="in_progress")
+    IdempotencyKey.objects.filter(key="failed").update(status="failed", last_error="made by a test")
+    IdempotencyKey.objects.filter(key="running").update(attention_at=None, status="in_progress")
     make_leased("in doubt", "failed", doubt=True)
     late = timezone.now() + timedelta(days=2)
     with monkeypatch.context() as patched:

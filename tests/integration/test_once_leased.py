@@ -42,7 +42,7 @@ class TestLeased:
 
     def test_reconcile_returns_a_result(self) -> None:
         """Or None to run again; anything else is refused."""
-        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks)  # noqa: E731
+        work: Callable[..., Any] = lambda operation: operation.call("charge", breaks, operation.derive_key("charge"))  # noqa: E731
         options: dict[str, Any] = {"scope": "s", "key": "k", "lease": 60, "operation": "pay"}
         with pytest.raises(ValueError, match="it broke"):
             run_once(work, **options)

@@ -24,6 +24,7 @@ from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS, reconciled
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
+from tests.steps import add_step
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., Any]
@@ -216,7 +217,9 @@ class TestWhatCannotBeAsked:
     @pytest.mark.usefixtures("doubt")
     def test_a_claim_without_a_lease_is_for_a_person(self) -> None:
         """Its view has ended its own transaction."""
-        IdempotencyKey.objects.update(status="in_progress", locked_until=None, expires_at="2020-01-01T00:00Z")
+        IdempotencyKey.objects.update(
+            attention_at=None, status="in_progress", locked_until=None, expires_at="2020-01-01T00:00Z"
+        )
         assert only().outcome == "left"
 
     @pytest.mark.django_db(transaction=True)
@@ -261,7 +264,7 @@ def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, 
     kept = row().decisions
     IdempotencyStep.objects.all().delete()
     IdempotencyKey.objects.update(last_error="made by a test")
-    IdempotencyStep.objects.create(key=row(), name="charge", kind="call", attempt=1, started_at=row().created_at)
+    add_step(row())
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
     HOOKS["reconcile"] = lambda operation: HttpResponse(b"found", status=201)
     asked: list[Asked] = []

@@ -32,6 +32,7 @@ from tests.expired import make_leased
 from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
+from tests.steps import add_step
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
@@ -128,10 +129,8 @@ def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Pos
 
 def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
     """Neither of another step, nor of a step with this name of another key."""
-    now = timezone.now()
     other = create_key("other", steps={"charge": "ch_9"})
-    mail: dict[str, Any] = {"name": "mail", "kind": "call", "attempt": 1, "result": "7"}
-    IdempotencyStep.objects.create(key=in_doubt, started_at=now, finished_at=now, **mail)
+    add_step(in_doubt, "mail", finished_at=timezone.now(), result="7")
     for result in ("ch_1", "ch_2"):
         record_outcome(IdempotencyKey.objects.get(pk=in_doubt.pk), "charge", result)
     results = dict(IdempotencyStep.objects.values_list("key_id", "result").filter(name="charge"))
@@ -217,7 +216,7 @@ class TestMany:
 
     def test_those_that_cannot_be_resolved_now_are_counted(self) -> None:
         """A completed key, one with a live lease, one that needs a word. The other one is resolved all the same."""
-        IdempotencyKey.objects.filter(key="doubt 1").update(status="completed")
+        IdempotencyKey.objects.filter(key="doubt 1").update(status="completed", attention_at=None)
         every = IdempotencyKey.objects.all()
         assert resolve_all(every, close_with, CLOSED, confirmed=False) == Resolved(resolved=1, refused=3)
         assert list(self.statuses().values()) == ["completed", "failed", "completed", "in_progress"]

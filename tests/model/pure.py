@@ -14,6 +14,8 @@ class Key:
     expired: bool = False
     steps: dict[str, bool] = field(default_factory=dict)
     """By name: has it a result?"""
+    keyed: dict[str, bool] = field(default_factory=dict)
+    """By name: did each start of the call carry the derived key?"""
     recorded: set[str] = field(default_factory=set)
     """The steps whose result a person has recorded, and may correct."""
     result: bytes = b""
@@ -37,7 +39,15 @@ class Key:
         """A person may record the result of a call in doubt, and correct one that a person has recorded."""
         return self.steps.get(name) is False or name in self.recorded
 
-    def claim(self, fingerprint: str, *, hold: bool) -> str:
+    @property
+    def counts(self) -> tuple[int, int]:
+        return len(self.doubts), len(self.steps) - len(self.doubts)
+
+    def held(self, policy: str) -> bool:
+        """Whether a call in doubt must not be made again."""
+        return any(policy == "hold" or (policy == "retry-keyed" and not self.keyed[name]) for name in self.doubts)
+
+    def claim(self, fingerprint: str, *, policy: str) -> str:
         if self.over:
             self.__init__(fingerprint, attempt=self.attempt + 1, row=self.row)  # type: ignore[misc]
             return "claimed"
@@ -47,7 +57,7 @@ class Key:
             return "mismatched"
         if self.status == "completed":
             return "completed"
-        if self.doubts and hold:
+        if self.held(policy):
             return "in doubt"
         self.attempt, self.status, self.live, self.expired = self.attempt + 1, "in_progress", True, False
         return "claimed"

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from django_idempotency import ClaimLost, LeaseLost, NotResolvable
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Snapshot
 from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores.journal import AlreadyFinished, NotRepeatable
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim
@@ -31,6 +32,7 @@ from tests.model.pure import Key
 
 NAMES = {Conflicted: "conflicted", Mismatched: "mismatched", Completed: "completed", InDoubt: "in doubt"}
 KEYS, STEPS = st.sampled_from(["k1", "k2"]), st.sampled_from(["charge", "mail"])
+POLICIES = st.sampled_from(["retry-keyed", "retry", "hold"])
 PAST = timedelta(days=3)
 
 
@@ -46,12 +48,12 @@ class Keys(RuleBasedStateMachine):
         self.store = store_for("default")
         self.keys: dict[str, Key] = {}
 
-    @rule(target=workers, key=KEYS, fingerprint=st.sampled_from("ab"), hold=st.booleans())
-    def claim(self, key: str, fingerprint: str, hold: bool) -> Any:
+    @rule(target=workers, key=KEYS, fingerprint=st.sampled_from("ab"), policy=POLICIES)
+    def claim(self, key: str, fingerprint: str, policy: str) -> Any:
         law = self.keys.get(key)
-        expected = "claimed" if law is None else law.claim(fingerprint, hold=hold)
+        expected = "claimed" if law is None else law.claim(fingerprint, policy=policy)
         law = self.keys.setdefault(key, Key(fingerprint))
-        claim = a_claim(key=key, fingerprint=fingerprint.encode() * 32, lease=60.0, repeats_calls=not hold)
+        claim = a_claim(key=key, fingerprint=fingerprint.encode() * 32, lease=60.0, policy=policy, keys_last=60.0)
         with transaction.atomic():
             outcome = self.store.claim(claim)
         if not isinstance(outcome, Claimed):
@@ -72,23 +74,30 @@ class Keys(RuleBasedStateMachine):
             return law, transaction.atomic()
         return None, pytest.raises(lost)
 
-    @rule(worker=workers, name=STEPS)
-    def start_call(self, worker: Any, name: str) -> None:
+    @rule(worker=workers, name=STEPS, keyed=st.booleans(), only_keyed=st.booleans())
+    def start_call(self, worker: Any, name: str, keyed: bool, only_keyed: bool) -> None:
         law, expected = self.write(worker)
         if law is not None and law.steps.get(name):
             return  # it has a result: the engine does not call again
+        again, keys_last = law is not None and name in law.steps, 60.0 if only_keyed else None
+        if law is not None and again and only_keyed and not (keyed and law.keyed[name]):
+            law, expected = None, pytest.raises(NotRepeatable)
         with expected:
-            self.store.journal.start_call(worker[2], name, again=law is not None and name in law.steps)
+            self.store.journal.start_call(worker[2], name, keyed=keyed, again=again, keys_last=keys_last)
         if law is not None:
-            law.steps[name] = False
+            law.steps[name], law.keyed[name] = False, keyed and law.keyed.get(name, True)
 
-    @rule(worker=workers, name=STEPS)
-    def finish_call(self, worker: Any, name: str) -> None:
+    @rule(worker=workers, name=STEPS, result=st.sampled_from(['{"value": 1}', None]))
+    def finish_call(self, worker: Any, name: str, result: str | None) -> None:
+        """The value of a call may be lost. A second finish, or one without a start, changes nothing."""
         law, expected = self.write(worker)
+        if law is not None and law.steps.get(name) is not False:
+            law, expected = None, pytest.raises(AlreadyFinished)
         with expected:
-            self.store.journal.finish_call(worker[2], name, '{"value": 1}')
-        if law is not None and name in law.steps:
+            self.store.journal.finish_call(worker[2], name, result)
+        if law is not None:
             law.steps[name] = True
+            law.recorded |= {name} if result is None else set()
 
     @rule(worker=workers)
     def renew(self, worker: Any) -> None:
@@ -154,6 +163,7 @@ class Keys(RuleBasedStateMachine):
         law.end("completed" if what == "close" else "failed", b"!")
         if what == "release":
             law.steps = {step: True for step, finished in law.steps.items() if finished}
+            law.keyed = {step: law.keyed[step] for step in law.steps}
         elif what == "record":
             law.steps[name] = True
             law.recorded.add(name)
@@ -168,6 +178,8 @@ class Keys(RuleBasedStateMachine):
             assert (row.status, row.attempt, live) == (law.status, law.attempt, law.live)
             steps = {step.name: step.finished_at is not None for step in row.steps.all()}
             assert steps == law.steps
+            assert (row.unknown, row.effects) == law.counts
+            assert (row.attention_at is not None) == (law.status == "failed" and law.counts != (0, 0))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -33,14 +33,15 @@ pytestmark = [
 IN_FLIGHT = 10_000
 KEYS = (
     "INSERT INTO django_idempotency_idempotencykey (key_hash, scope_hash, scope, operation, key, status, attempt, "
-    "locked_until, created_at, updated_at, expires_at) SELECT {key_hash}, n, 'user:' || n, 'POST create', "
-    "'in-flight', 'in_progress', 1, {locked_until}, now(), now(), now() + interval '1 day' "
+    "unknown, locked_until, created_at, updated_at, expires_at) SELECT {key_hash}, n, 'user:' || n, 'POST create', "
+    "'in-flight', 'in_progress', 1, 1, {locked_until}, now(), now(), now() + interval '1 day' "
     "FROM generate_series(1, {count}) AS n "
-    "RETURNING id"
+    "RETURNING id, key_hash, scope_hash"
 )
 CALLS = (
-    "INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at) "
-    "SELECT id, 'charge', 'call', 1, now() FROM keys"
+    "INSERT INTO django_idempotency_idempotencystep "
+    "(key_id, key_hash, scope_hash, name, kind, attempt, started_at) "
+    "SELECT id, key_hash, scope_hash, 'charge', 'call', 1, now() FROM keys"
 )
 
 

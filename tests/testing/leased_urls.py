@@ -38,8 +38,11 @@ def pay(request: HttpRequest) -> HttpResponse:
 async def apay(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
 
+    key = operation.derive_key("charge")  # before the call, so that it can be made again
+    operation.derive_key("mail")
+
     async def acharge() -> dict[str, str]:
-        return charge(operation.derive_key("charge"))
+        return charge(key)
 
     charged = await operation.acall("charge", acharge)
     await operation.acall("mail", lambda: acharge())
@@ -61,7 +64,7 @@ CALLABLES: list[Callable[[], Any]] = [Charge, lambda: partial(Charge()), lambda:
 """Each makes what an attempt calls: an object, partial functions, and functions."""
 
 
-@idempotent(lease=LEASE)
+@idempotent(lease=LEASE, on_abandoned="retry")
 def calls(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     return order_of(operation, operation.call("charge", CALLABLES[int(request.GET["with"])]()))
@@ -81,7 +84,7 @@ def answer(operation: Any) -> HttpResponse | None:
 
 leased = idempotent(lease=LEASE)(pay)
 asynchronous = idempotent(lease=LEASE)(apay)
-no_derived_key = idempotent(lease=LEASE)(pay_without_derived_key)
+no_derived_key = idempotent(lease=LEASE, on_abandoned="retry")(pay_without_derived_key)
 held = idempotent(lease=LEASE, on_abandoned="hold")(pay_without_derived_key)
 looks_up = idempotent(lease=LEASE, on_abandoned="hold", reconcile=found, operation="POST looks_up")(
     pay_without_derived_key

@@ -67,7 +67,7 @@ class TestSteps:
     def test_the_next_attempt_goes_on_behind_the_finished_step(self, post: Post) -> None:
         """The call is not made; the view gets its result. A failed key is half done."""
         row = create_key("k1", operation="POST leased", steps={"charge": {"id": "ch_1"}})
-        assert (row.status, row.policy, list(half_done())) == ("failed", "retry", [row])
+        assert (row.status, row.policy, list(half_done())) == ("failed", "retry-keyed", [row])
         answer = post("/leased", key="k1")
         assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
         assert leased_urls.MADE == []
@@ -87,5 +87,5 @@ class TestSteps:
         pytest.importorskip("cryptography")
         with override_settings(IDEMPOTENCY={"ENCRYPTION_KEYS": [NEW]}):
             row = create_key("k1", status="completed", steps={"charge": "ch_1"})
-        assert (row.status, row.policy, row.locked_until) == ("completed", "retry", None)
+        assert (row.status, row.policy, row.locked_until) == ("completed", "retry-keyed", None)
         assert "ch_1" not in row.steps.get().result

@@ -100,8 +100,8 @@ def test_type_checkers_know_the_same_options() -> None:
 def test_defaults() -> None:
     """The documented ones."""
     options = resolve()
-    assert (options.ttl_seconds, options.wait_seconds, options.lease_seconds, options.repeats_calls) == (
-        *(86400.0, 0.0, None, False),
+    assert (options.ttl_seconds, options.wait_seconds, options.lease_seconds, options.policy) == (
+        *(86400.0, 0.0, None, None),
     )
     assert (options.required, options.methods, options.late_keys) == (True, ("POST", "PATCH"), "run")
     assert (options.in_progress_status, options.mismatch_status, options.anonymous) == (409, 422, "shared")
@@ -139,17 +139,16 @@ def test_a_projects_defaults_for_leased_views_leave_the_others_alone(settings: A
     """They wait for a lease."""
     settings.IDEMPOTENCY = {"ON_ABANDONED": "hold", "IN_PROGRESS_STATUS": 202, "RECONCILE": len}
     assert resolve().in_progress_status == 409
-    assert resolve().repeats_calls is False
+    assert resolve().policy is None
     leased = resolve(Idempotency(lease=60, operation="pay"))
     assert (leased.in_progress_status, leased.on_abandoned, leased.lease_seconds) == (202, "hold", 60.0)
 
 
-def test_when_a_call_in_doubt_may_be_made_again() -> None:
-    """Under "retry", or if `reconcile` can be asked. Its operation may be named by another layer."""
-    assert resolve(Idempotency(lease=60)).repeats_calls is True
-    assert resolve(Idempotency(lease=60, on_abandoned="hold")).repeats_calls is False
-    asked = Idempotency(lease=60, on_abandoned="hold", reconcile=len)
-    assert resolve(asked, Idempotency(operation="pay")).repeats_calls is True
+def test_the_default_repeats_only_what_can_be_recognized() -> None:
+    """A project opts into more, or into less."""
+    assert resolve(Idempotency(lease=60)).policy == "retry-keyed"
+    assert resolve(Idempotency(lease=60, on_abandoned="retry")).policy == "retry"
+    assert get_settings().derived_keys_last == timedelta(hours=23)
 
 
 # --- settings

@@ -33,6 +33,9 @@ COMPARED = check.must(
 )
 
 
+OnAbandoned = Literal["retry-keyed", "retry", "hold"]
+
+
 # With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict is fast if its
 # keys are `Idempotency` objects.
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +58,10 @@ class Idempotency:
         mismatch_status: 422 or 409, for a key that is used again with another payload.
         lease: None runs the view in one transaction. A duration means leased mode, for views with external calls. If a
             worker dies, its claim ends after this duration.
-        on_abandoned: whether an external call is repeated while its first outcome is unknown.
+        on_abandoned: whether an external call is repeated while its first outcome is unknown. "retry-keyed" repeats it
+            only if each attempt asked for its derived key first and the key is still remembered there (see
+            `DERIVED_KEYS_LAST`); otherwise the key waits for `reconcile` or a person. "retry" always repeats it, "hold"
+            never.
         reconcile: `callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs
             `operation`. Returns the final response. With None, the view runs again. `operation.request` is the request,
             or None when `recover_idempotency_keys` asks.
@@ -83,7 +89,7 @@ class Idempotency:
     in_progress_status: Literal[202, 409, 429] = option(409, check.one_of(409, 429, 202))
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
-    on_abandoned: Literal["retry", "hold"] = option("retry", check.one_of("retry", "hold"))
+    on_abandoned: OnAbandoned = option("retry-keyed", check.one_of("retry-keyed", "retry", "hold"))
     reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE))
     scope: Callable[[Any], str] | None = option(None, check.or_none(check.called))
     anonymous: Literal["shared", "refuse"] = option("shared", check.one_of("shared", "refuse"))
@@ -132,18 +138,9 @@ class Idempotency:
         return None if self.lease is None else seconds_of(self.lease)
 
     @cached_property
-    def policy(self) -> Literal["retry", "hold"] | None:
+    def policy(self) -> OnAbandoned | None:
         """Return the option `on_abandoned`, or None in atomic mode. Atomic mode does not use `on_abandoned`."""
         return None if self.lease is None else self.on_abandoned
-
-    @cached_property
-    def repeats_calls(self) -> bool:
-        """An earlier attempt has made a call whose result is unknown. Return True if a retry may run the work in this
-        case.
-
-        In atomic mode, the result is False. A repeated call gets the same derived key as before.
-        """
-        return self.lease is not None and (self.on_abandoned == "retry" or self.reconcile is not None)
 
 
 OPTIONS = declared(Idempotency)
@@ -191,7 +188,7 @@ class OnceKeywords(TypedDict, total=False):
     operation: str | None
     using: str | None
     lease: timedelta | float | None
-    on_abandoned: Literal["retry", "hold"]
+    on_abandoned: OnAbandoned
     reconcile: Callable[[Any], Any] | None
 
 

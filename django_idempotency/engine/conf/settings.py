@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +40,8 @@ class Settings:
         encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors. All keys can
             decrypt.
         runbook_url: the address of the project's runbook. The admin links to it beside each key that needs attention.
+        derived_keys_last: how long the systems that you call remember a derived key. "retry-keyed" holds a call whose
+            first start is older.
         enabled: False lets every request pass through. For a test, never in production.
     """
 
@@ -53,6 +56,7 @@ class Settings:
     store_cookies: bool = setting(False, check.of_type(bool))
     encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.fernet_keys), secret=True)
     runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
+    derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
     enabled: bool = setting(True, check.of_type(bool))
     options: Idempotency = DEFAULTS
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
+from ..conf import get_settings
+from ..conf.fields import seconds_of
 from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Unavailable
 from ..stores import Store
 
@@ -32,8 +34,9 @@ def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes |
         ttl=options.ttl_seconds,
         wait=options.wait_seconds,
         lease=options.lease_seconds,
-        repeats_calls=options.repeats_calls,
         policy=options.policy,
+        reconciles=options.reconcile is not None,
+        keys_last=0 if options.lease is None else seconds_of(get_settings().derived_keys_last),
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,12 +17,19 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.db import Error, IntegrityError, transaction
 
-from ...exceptions import ClaimLost, IdempotencyConfigurationError, ResultNotStorable, TransactionBroken
+from ...exceptions import (
+    ClaimLost,
+    IdempotencyConfigurationError,
+    OutcomeUnknown,
+    ResultNotStorable,
+    TransactionBroken,
+)
 from ...models import IdempotencyStep
 from ..events import report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimRequest, Finished, Outcome, Resource, Verdict
+from ..protocol.outcomes import Claimed, ClaimRequest, Finished, InDoubt, Outcome, Resource, Verdict
 from ..stores import Store
+from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
 from .claiming import claimed, is_alone
@@ -30,6 +37,9 @@ from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
 _CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
+END = "the end of a leased view"
+UNKNOWN = "The work answered, and it is unknown whether one of its steps took effect."
+Kind = IdempotencyStep.Kind
 logger = logging.getLogger("django_idempotency")
 
 
@@ -47,10 +57,14 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
-    # If an earlier attempt was abandoned, or if one of its calls is in doubt, the package first runs the project's
-    # function `reconcile`. If this function returns a final result, the work does not run.
-    asks = claim.abandoned or bool(claim.in_doubt)
-    return run_claimed(store, wanted, claim, lambda of: (work.reconcile(of) if asks else None) or _run(store, work, of))
+
+    def run(operation: LeasedOperation) -> Finished[T]:
+        # After an attempt that was abandoned, or left a call in doubt or without its value, the project's `reconcile`
+        # is asked first. If it returns a final result, the work does not run.
+        asks = claim.abandoned or claim.in_doubt or operation.lost
+        return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
+
+    return run_claimed(store, wanted, claim, run)
 
 
 def run_claimed(
@@ -61,7 +75,7 @@ def run_claimed(
     If the work raises an exception or is cancelled, the key is marked as failed. Then the next retry does not have to
     wait until the lease ends.
     """
-    about, end = claim.resource, "the end of a leased view"
+    about = claim.resource
     try:
         event = "taken_over" if claim.abandoned else "claimed"
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
@@ -70,24 +84,42 @@ def run_claimed(
             finished = replace(run(operation), resource=operation.resource)
         finally:
             about = operation.resource
-        if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
-            committed(store, end, partial(store.complete, claim, finished.snapshot, ttl=wanted.ttl))
-        else:
-            committed(store, end, partial(store.journal.fail, claim, wanted, finished.reason))
+        finished = _ended(operation, wanted, finished)
     except ClaimLost:
         # Another worker has taken over the key, or a person has decided about the key. So the client gets the answer
         # that a duplicate would get now.
         return store.look(wanted)
     except BaseException as error:
         try:
-            committed(store, end, partial(store.journal.fail, claim, wanted, describe(error)), twice=True)
+            committed(store, END, partial(store.journal.fail, claim, wanted, describe(error)), twice=True)
             report("released", wanted.identity, store.alias, reason=describe(error), resource=about)
         except ClaimLost:
             if isinstance(error, Exception):
                 return store.look(wanted)
         except (Error, IdempotencyConfigurationError):
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
+        if isinstance(error, _Refused):
+            return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
         raise  # the caller must get every error, also a cancellation
+    return finished
+
+
+def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[T]) -> Finished[T]:
+    """Complete the key or mark it as failed. Raises `ClaimLost`."""
+    store, claim = operation._store, operation._claim
+    if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
+        settled = not operation._reconciling  # what `reconcile` answers is final, whatever the steps say
+        try:
+            committed(store, END, partial(store.complete, claim, finished.snapshot, ttl=wanted.ttl, settled=settled))
+        except ClaimLost:
+            if not settled:
+                raise
+            # Either another worker has the key, or its row knows of a step without a result that this worker does not:
+            # a start whose COMMIT was confirmed to nobody. `fail` tells them apart.
+            finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=UNKNOWN)
+        else:
+            return finished
+    committed(store, END, partial(store.journal.fail, claim, wanted, finished.reason))
     return finished
 
 
@@ -128,7 +160,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
 
 
 def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]:
-    operation._begin()
+    operation._begin_work()
     try:
         with _warned_about_stray_writes(store, operation):
             finished = work.run(operation)
@@ -167,6 +199,18 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
     return store.connection.execute_wrapper(watch)
 
 
+class _Refused(OutcomeUnknown):
+    """A call of this attempt must not be repeated, so the client gets what a duplicate of a held key gets."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(
+            f"operation.call({step!r}) was not repeated: an earlier attempt started it, its outcome is unknown, and "
+            f"the other system could not recognize another start. Send operation.derive_key({step!r}) with it in each "
+            'attempt, or pass on_abandoned="retry" if making it twice is harmless.'
+        )
+        self.step = step
+
+
 class LeasedOperation(Operation):
     """In leased mode, the work gets an object of this class. The journal stores the steps of the operation."""
 
@@ -179,13 +223,21 @@ class LeasedOperation(Operation):
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
-        # At the beginning of an attempt, the attributes `_doubts` and `_kept` contain the steps of earlier attempts. A
-        # worker of an earlier attempt cannot add steps any more. When this attempt runs a step, for example in
-        # `reconcile`, the step is added to `_doubts` or `_kept`.
+        self._keys_last = wanted.keys_last if wanted.policy == "retry-keyed" else None
+        # At first these are the steps of earlier attempts, whose workers can add none any more. The steps of this
+        # attempt join them as it runs.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
-        self._doubts = {name for name, (finished, _) in steps.items() if not finished}
-        self._kept = {name: text for name, (finished, text) in steps.items() if finished}
+        self._doubts = {name for name, step in steps.items() if not step.finished}
+        self._kept = {name: step.result for name, step in steps.items() if step.finished}
+        self._calls = {name for name, step in steps.items() if step.kind == Kind.CALL}
+        self._fetched = {name for name, step in steps.items() if step.kind == Kind.FETCH}
         super().__init__(wanted.identity, claim.attempt, claim.resource, steps_on=store.alias)
+        self._reconciling = True
+
+    def _begin_work(self) -> None:
+        """From here on the work runs, and no longer `reconcile`."""
+        self._reconciling = False
+        self._begin()
 
     def renew(self) -> None:
         """Start the lease again with its full length."""
@@ -198,11 +250,18 @@ class LeasedOperation(Operation):
 
     def _start(self, name: str) -> tuple[bool, Any]:
         known, value = super()._start(name)
-        if not known:
-            again, keyed = name in self._doubts, name in self._keyed
-            start = partial(self._journal.start_call, self._claim, name, again=again, keyed=keyed)
-            committed(self._store, f"operation.call({name!r})", start)
+        if not known and name not in self._kept:
+            again = name in self._doubts
+            asked = (
+                {"keyed": None} if self._reconciling else {"keyed": name in self._keyed, "keys_last": self._keys_last}
+            )
+            start = partial(self._journal.start_call, self._claim, name, again=again, **asked)
+            try:
+                committed(self._store, f"operation.call({name!r})", start)
+            except NotRepeatable:
+                raise _Refused(name) from None
             self._doubts.add(name)
+            self._calls.add(name)
         return known, value
 
     def _finish(self, name: str, value: Any) -> Any:
@@ -213,8 +272,12 @@ class LeasedOperation(Operation):
             # The external call is done, but its result cannot be stored. So the package first records that the call is
             # done, and then raises the error.
             error = not_storable
-        finish = partial(self._journal.finish_call, self._claim, name, kept)
-        committed(self._store, f"the end of operation.call({name!r})", finish, twice=True)
+        what = f"the end of operation.call({name!r})"
+        if name not in self._kept:
+            with suppress(AlreadyFinished):  # by the first try, whose COMMIT was confirmed to nobody
+                committed(self._store, what, partial(self._journal.finish_call, self._claim, name, kept), twice=True)
+        elif kept is not None:  # `reconcile` enters a value that was lost
+            committed(self._store, what, partial(self._journal.enter_lost, self._claim, name, kept))
         self._doubts.discard(name)
         self._kept[name] = kept
         if kept is None:
@@ -239,56 +302,64 @@ class LeasedOperation(Operation):
         except IntegrityError:
             # Perhaps the first INSERT was committed, but the server's answer was lost. Then the second INSERT raises
             # IntegrityError.
-            if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != (True, kept):
+            stored = KeptStep(Kind.FETCH, True, kept)
+            if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != stored:
                 raise
+        self._fetched.add(name)
         self._kept[name] = kept
         return as_kept(value, kept)
 
     # --- writes
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
-        about = self.resource
+        about, what = self.resource, f"operation.write({name!r})"
+        done: list[str] = []
+        ended = False
 
-        def write() -> tuple[Any, str]:
+        def write() -> Any:
+            nonlocal ended
             self._journal.start_write(self._claim, name)
-            with NoBridgeAbove(), self._writing(name):
-                value = function()
-                kept = encode_step(value)
-            self._journal.finish_write(self._claim, name, kept)
-            return value, kept
+            self.writing = True
+            try:
+                with NoBridgeAbove():
+                    value = function()
+                    done.append(encode_step(value))
+            finally:
+                self.writing = False
+                ended = self._store.has_no_transaction(self._store.connection)
+            if not ended:
+                self._journal.finish_write(self._claim, name, done[0])
+            return value
 
         try:
-            value, kept = committed(self._store, f"operation.write({name!r})", write)
+            try:
+                value = committed(self._store, what, write)
+            finally:
+                if ended:
+                    self._repair(name, what, done)
         except BaseException as error:
             # The function of the step can raise this error. The COMMIT can also raise this error, because a database
             # checks some constraints only at COMMIT.
             self._broke, self.resource = error, about
             # A row for this `write` step is already in the table, so the step's function must have ended the step's
-            # transaction. Then perhaps the function's changes are committed in the database, so the step is in doubt. A
-            # 4xx answer must not complete a key that has a step in doubt.
+            # transaction. Then perhaps the function's changes are committed in the database, so the step is in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
             raise
-        self._kept[name] = kept
-        return as_kept(value, kept)
+        self._kept[name] = done[0]
+        return as_kept(value, done[0])
 
-    @contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
-        self.writing, lost = True, False
-        try:
-            yield
-        finally:
-            self.writing = False
-            if self._store.has_no_transaction(self._store.connection):
-                # This `write` step has called a function, and this function has committed or rolled back the
-                # transaction of the step. After that, the database commits each statement of the function separately.
-                # So the start of the step must be committed, too. Perhaps the function has sent a COMMIT itself. Then
-                # this row is already stored.
-                with suppress(IntegrityError):
-                    self._journal.start_write(self._claim, name)
-                    lost = True
-        if lost:
+    def _repair(self, name: str, what: str, done: list[str]) -> None:
+        """The function of a write ended the transaction, and what it did after that was committed statement by
+        statement. Store the result, or leave the step in doubt.
+        """
+        if name in self._journal.steps(self._claim):  # a raw COMMIT has stored the start
+            if done:
+                committed(self._store, what, partial(self._journal.finish_write, self._claim, name, done[0]))
+            return
+        committed(self._store, what, partial(self._journal.start_write, self._claim, name))
+        if done:
             raise TransactionBroken(
                 f"The function of operation.write({name!r}) lost its transaction in the middle: by a raw ROLLBACK, by "
                 "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has made anew. "
@@ -296,36 +367,33 @@ class LeasedOperation(Operation):
                 "doubt until a person decides about it."
             )
 
-    def _may_end_with(self, error: Exception) -> bool:
-        """Return True if the package can store the framework's answer to this exception as the final answer.
+    # --- the end
 
-        If a step is in doubt and the work raises an exception, no answer is stored, because perhaps this step has
-        raised the exception. Even a 4xx answer is not stored. If a `write` step has raised the exception and other
-        steps are finished, no answer is stored. A stored answer would complete the key. Then no person would check the
-        effects of the finished steps.
+    def _may_end_with(self, error: Exception) -> bool:
+        """Whether the framework's answer to this exception may be final.
+
+        It may not while a step is in doubt, which perhaps raised it, or a value is lost; nor if a `write` raised it
+        after other steps have finished, because a completed key would hide their effects.
         """
-        return not self._doubts and not (self._broke is error and self._kept)
+        return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
-        """Return the reason why the package refuses the final answer of the work. If the package accepts the answer,
-        return an empty text.
+        """Why no answer of the work may complete the key, or an empty text.
 
-        If the package refuses the answer, the key is not completed. If the key has no `call` step, the package always
-        accepts the answer. If the key has a `call` step, the package refuses the answer in two cases. In the first
-        case, a `write` step has failed, and the work has caught the error. In the second case, an earlier attempt has
-        stored the result of a step, but the current attempt has not reached this step. For example, a customer has
-        paid, and the order is missing. Then the key must stay open, so that a person notices this. But when the work
-        runs again, it need not reach a stored `fetch` step, because a `fetch` only reads. If the answer comes from
-        `reconcile`, the package does not call this method.
+        An order may be missing although its customer has paid, so the key stays open and is seen: while it is unknown
+        whether a step took effect or the value of a call is lost, and, once a call was made, if a `write` failed and
+        the work caught its error, or if the attempt did not ask for a step that an earlier one has finished. A stored
+        `fetch` need not be asked for: it only reads.
         """
-        if self._broke is None and not self._unasked:
-            return ""  # in most attempts, the method ends here and sends no query
-        kinds = self._journal.kinds(self._claim)
-        unasked = ", ".join(sorted(name for name in self._unasked if kinds.get(name) != IdempotencyStep.Kind.FETCH))
-        if IdempotencyStep.Kind.CALL not in kinds.values():
+        if self._doubts:
+            return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."
+        if self.lost:
+            return f"The work answered, and the value of {', '.join(self.lost)} was lost."
+        if not self._calls:
             return ""
         if self._broke is not None:
             return f"A write raised after a call was made, and the work answered all the same: {describe(self._broke)}"
+        unasked = ", ".join(sorted(self._unasked - self._fetched))
         return unasked and (
             f"The work answered without asking for {unasked}, which an earlier attempt has recorded. Ask "
             "for the steps first: a condition of the view must not answer before them."

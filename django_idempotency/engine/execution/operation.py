@@ -17,7 +17,7 @@ from django.apps import apps
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 
-from ...exceptions import IdempotencyConfigurationError, ResultNotStorable
+from ...exceptions import IdempotencyConfigurationError, ResultLost, ResultNotStorable
 from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, finished, synchronous
@@ -48,10 +48,11 @@ class Operation:
     _keyed: frozenset[str] = frozenset()
     """The names of the steps for which the work has asked for a derived key."""
     _doubts: Set[str] = frozenset()
+    """The names of the steps that were started and have no result, in this attempt or in earlier ones."""
     _kept: Mapping[str, str | None] = {}
-    """The results of the finished steps, of this attempt and of earlier attempts. `_doubts` has the names of the steps
-    that were started and have no result.
-    """
+    """The results of the finished steps. None is a value that was lost."""
+    _reconciling = False
+    """Whether `reconcile` runs, and not the work."""
 
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
@@ -68,10 +69,11 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Prepare the next run of the work or of the function `reconcile`. Each run can read all stored results. During
-        one run, each step name can be used only once.
+        """Prepare the next run of the work or of the function `reconcile`. Each run can read all stored results, uses
+        each step name only once, and asks for its own derived keys.
         """
         self._used: set[str] = set()
+        self._keyed = frozenset()
         self._unasked = {*self._doubts, *self._kept}
         """The names of the stored steps for which the work has not asked yet."""
 
@@ -89,11 +91,19 @@ class Operation:
     def results(self) -> dict[str, Any]:
         """Return the name and the result of each finished step. Steps of earlier attempts are included.
 
-        If a result is a model instance, this property reads the instance from the database. If the row is missing,
-        Django raises `DoesNotExist`.
+        A call whose value was lost is left out: see `lost`. A model instance is read from the database, and raises
+        `DoesNotExist` if its row is missing.
         """
         self._unasked = set()
-        return {name: decode(text) for name, text in self._kept.items()}
+        return {name: decode(text) for name, text in self._kept.items() if text is not None}
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Return the names of calls that took effect, and whose value could not be stored.
+
+        `reconcile` can enter the value: `operation.call(name, look_up)` stores what `look_up` returns.
+        """
+        return tuple(sorted(name for name, text in self._kept.items() if text is None))
 
     def derive_key(self, name: str) -> str:
         """Return a UUID as the idempotency key of an external call. Every attempt gets the same UUID for the same name.
@@ -151,8 +161,11 @@ class Operation:
 
         Raises:
             LeaseLost: before or after the call, if another worker has taken the key over.
+            OutcomeUnknown: before the call, if an earlier attempt started it and `on_abandoned="retry-keyed"` forbids
+                another start: ask for `derive_key` before the call in each attempt.
             ResultNotStorable: after the call, if the result is not JSON, or longer than 1 MiB of JSON. The step is
-                marked as done, without a value.
+                marked as done, and its value is lost.
+            ResultLost: in a later attempt, if the value of this call was lost. The call is not repeated.
             IdempotencyConfigurationError: a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "acall")
@@ -299,13 +312,20 @@ class Operation:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was used twice in one attempt. Give each step of an operation a name of its own."
             )
-        if name in self._doubts and not for_call:
+        lost = name in self._kept and self._kept[name] is None
+        if (lost or name in self._doubts) and not for_call:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was started as an external call before, and has no result. Give this step another name."
             )
+        if lost and not self._reconciling:
+            raise ResultLost(
+                f"The call {name!r} took effect, and its value was lost, because it could not be stored as JSON. The "
+                "call is not repeated. Enter the value with record_outcome, in the admin or in `reconcile`, and let "
+                "the step's function return a dict: to_dict(), model_dump(mode='json')."
+            )
         self._used.add(name)
         self._unasked.discard(name)
-        return (True, decode(self._kept[name])) if name in self._kept else (False, None)
+        return (True, decode(self._kept[name])) if name in self._kept and not lost else (False, None)
 
     def _start(self, name: str) -> tuple[bool, Any]:
         return self._look_up(name, for_call=True)
@@ -417,7 +437,8 @@ def encode(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotStorable(
             f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
-            "Return JSON values (dict, list, str, int, …) or one saved model instance."
+            "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "
+            "model_dump(mode='json'), or one saved model instance."
         ) from error
 
 

@@ -14,9 +14,10 @@ the outcome were `Conflicted`, the client would retry for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from . import outcomes
 from .digests import Identity
@@ -73,9 +74,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """This decision means that the last attempt failed or was abandoned. Then the store locks the row and reads the
-    names of all steps in doubt. The store passes these names to the function `resumed`.
-    """
+    """The last attempt failed or was abandoned. The store locks the row, and asks `resumed` about its doubts."""
 
 
 Decision = TakeOver | Resume | outcomes.Known
@@ -101,30 +100,42 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()
 
 
-def resumed(
-    stored: StoredKey, wanted: ClaimRequest, calls: tuple[str, ...], writes: tuple[str, ...] = ()
-) -> outcomes.Claimed | outcomes.InDoubt:
-    """Return the outcome of a request whose key has failed or is abandoned. The store must lock the row before it calls
-    this function.
+class Doubt(NamedTuple):
+    """A step that was started and has no result.
 
-    Args:
-        stored: the row.
-        wanted: the request.
-        calls: names of the calls in doubt. The work repeats them if the request allows repeated calls.
-        writes: names of the writes in doubt. They are never repeated, because a repeated write would write twice.
+    Attributes:
+        recognizable: whether the other system would recognize another start of the call: each start carried the derived
+            key, and the first is young enough for the key to be remembered.
     """
-    if writes or (calls and not wanted.repeats_calls):
+
+    name: str
+    is_call: bool
+    recognizable: bool
+
+
+def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) -> outcomes.Claimed | outcomes.InDoubt:
+    """Return the outcome of a request whose key has failed or is abandoned. The store must have locked the row.
+
+    A write in doubt is never repeated, because that would write twice. A call in doubt is repeated as the request's
+    `on_abandoned` allows; one that must not be holds the whole key, unless the project's `reconcile` is asked first.
+    """
+    held = [doubt for doubt in doubts if not (doubt.is_call and (wanted.reconciles or _may_repeat(doubt, wanted)))]
+    if held:
         # The outcome `InDoubt` does not change the attempt number of the row. So if the worker of the previous attempt
         # is still alive, that worker can still store the result of its call.
-        return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource)
-    abandoned = stored.status is Status.IN_PROGRESS
+        unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and wanted.policy == "retry-keyed")
+        return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource, unkeyed=unkeyed)
     return outcomes.Claimed(
         id=stored.id,
         attempt=stored.attempt + 1,
         key_hash=wanted.identity.key_hash,
         scope_hash=wanted.identity.scope_hash,
-        abandoned=abandoned,
-        in_doubt=calls,
+        abandoned=stored.status is Status.IN_PROGRESS,
+        in_doubt=tuple(doubt.name for doubt in doubts),
         resource=stored.resource,
         fingerprint=stored.fingerprint,
     )
+
+
+def _may_repeat(doubt: Doubt, wanted: ClaimRequest) -> bool:
+    return wanted.policy == "retry" or (wanted.policy == "retry-keyed" and doubt.recognizable)

@@ -52,9 +52,10 @@ class ClaimRequest:
         wait: seconds that a duplicate of a running request waits for its result.
         lease: seconds after which a committed claim ends if the claim is not renewed. With None, the claim is committed
             only together with its result.
-        repeats_calls: whether the work runs again while an external call of an earlier attempt is in doubt. It is True
-            for the policy "retry", and also for "hold" if the project has a `reconcile`.
-        policy: the option `on_abandoned`, which the row stores as information for people, or None without a lease.
+        policy: the option `on_abandoned`, or None without a lease. It decides about calls in doubt; the row stores it
+            for people.
+        reconciles: whether the project has a `reconcile`, which is asked about calls in doubt before any is repeated.
+        keys_last: seconds for which other systems remember a derived key, for the policy "retry-keyed".
         known_only: if True, the outcome is `TooOld` for a key without a row or with an expired row, and no row is
             written. Late keys and the recovery use it.
     """
@@ -64,8 +65,9 @@ class ClaimRequest:
     ttl: float
     wait: float = 0
     lease: float | None = None
-    repeats_calls: bool = False
-    policy: Literal["retry", "hold"] | None = None
+    policy: Literal["retry-keyed", "retry", "hold"] | None = None
+    reconciles: bool = False
+    keys_last: float = 0
     known_only: bool = False
 
 
@@ -143,7 +145,8 @@ class InDoubt:
 
     A person or the project's code must decide about the key. The possible causes are:
 
-    * An external call has no result. The option `on_abandoned` is "hold", and the view has no function `reconcile`.
+    * An external call has no result, and the view has no function `reconcile`. The option `on_abandoned` is "hold", or
+      it is "retry-keyed" and the call cannot be recognized by its derived key.
     * A write has no result, because the project's function has ended the transaction itself.
     * The work has ended the transaction that claimed the key.
     * The key has steps of leased mode, but the view now runs in atomic mode.
@@ -151,10 +154,13 @@ class InDoubt:
     Attributes:
         attempt: the number of the key's last attempt. Two doubts about one key have different numbers.
         resource: the object that the operation has referred to.
+        unkeyed: the names of calls that "retry-keyed" does not repeat, because the other system could not recognize
+            them.
     """
 
     attempt: int = field(default=0, compare=False)
     resource: Resource | None = field(default=None, compare=False)
+    unkeyed: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def observed(call: ViewCall) -> HttpResponseBase:
         _log(call, wanted)
         return pass_through(call)
     store = store_for(alias_of(call.options))
-    observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry", repeats_calls=True)
+    observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry")
     claim = _in_its_own(store, partial(store.claim, observing))
     if not isinstance(claim, Claimed):
         _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)

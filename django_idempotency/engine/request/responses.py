@@ -174,7 +174,7 @@ def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
         return None
     steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")
     return {
-        "status": ABANDONED if Seen(row, (), row.now).abandoned else row.status,
+        "status": ABANDONED if Seen(row, row.now).abandoned else row.status,
         "attempt": row.attempt,
         "steps": list(steps.values_list("name", flat=True)),
         "created_at": row.created_at,

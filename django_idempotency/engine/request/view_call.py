@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from django.core.handlers.base import BaseHandler
@@ -87,14 +86,7 @@ class ViewCall:
             response = self.ready(self.view(*self.args, **self.kwargs))
         finally:
             del request._idempotency_runs
-        finished = self.judge(response)
-        if response.status_code >= 400 and finished.verdict is Verdict.KEEP and operation.in_doubt:
-            # If a response has a status of 400 or more, the client thinks that nothing has happened. But perhaps a call
-            # in doubt has changed data in the external service. So the package does not store an error response if a
-            # call is in doubt.
-            reason = f"The view answered {response.status_code}, with a call in doubt: {operation.in_doubt[0]}."
-            return replace(finished, verdict=Verdict.ROLL_BACK, reason=reason)
-        return finished
+        return self.judge(response)
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Read the response, and decide what happens to the view's writes and to the key."""

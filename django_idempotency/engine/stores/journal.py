@@ -22,6 +22,22 @@ can have a snapshot that is older than this update. An old snapshot does not con
 takeover fail if the takeover's transaction has an old database snapshot. A lock without an update would not stop the
 takeover.
 
+# Note [One truth about a key]
+What a key is worth is written on its row: `unknown` counts the calls and writes that were started and have no result,
+`effects` the calls that have finished, lost values included. Each statement that starts or finishes a step has the
+matching change of the row in its transaction, behind the fence, so the two cannot differ:
+
+    start of a call or write      unknown + 1     (a repeated call: no change)
+    finish of a call              unknown - 1, effects + 1
+    finish of a write             unknown - 1
+    a person records a doubt      as the finish of that step
+    release                       unknown = 0     (the steps without a result are deleted)
+    takeover of an expired row    both 0          (its steps are deleted)
+
+`attention_at` is set where an attempt ends or is decided with either count above 0, and cleared where the key is
+resumed or completed. Everything else asks the row: a claim, a cleanup, the admin, the metrics. Only the names and kinds
+of steps are read from their table.
+
 # Note [Lost answers]
 Sometimes a connection breaks while a worker waits for the answer to a COMMIT. Then the worker does not know whether the
 database has committed the transaction. An answer can be lost at several places, and the package has a rule for each of
@@ -32,7 +48,7 @@ these places:
 * The worker commits before it makes a call. If the connection breaks during this COMMIT, the error propagates, and the
   worker does not make the call. If the start of the call was committed, the call is in doubt.
 * If the connection breaks at the COMMIT after a call, the worker stores the result again on a new connection. If the
-  result was already committed, the second try changes nothing.
+  result was already committed, the second try finds no step without a result, and is rolled back.
 * If the connection breaks at the COMMIT of a local write, the error propagates, and the package marks the key as
   failed. The next attempt finds a step for the write only if the write was committed.
 * If the connection breaks at the COMMIT that completes the key, the worker tries to mark the key as failed. A completed
@@ -49,14 +65,16 @@ cannot find out what the function has committed, so a person must decide about t
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
+from django.db.models import BooleanField, ExpressionWrapper, F, FilteredRelation, Q
 
 from ...exceptions import LeaseLost, TransactionBroken
 from ...models import IdempotencyKey, IdempotencyStep
+from ..protocol.decision import Doubt
 from .sealing import seal, unseal
-from .states import UNFINISHED, Clock
+from .states import SETTLED, UNFINISHED, Clock
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -64,6 +82,22 @@ if TYPE_CHECKING:
     from ..protocol.outcomes import Claimed, ClaimRequest, Resource
 
 Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
+
+
+class KeptStep(NamedTuple):
+    """A stored step, as an attempt finds it. A finished call without a result has lost its value."""
+
+    kind: str
+    finished: bool
+    result: str | None
+
+
+class NotRepeatable(Exception):
+    """A call in doubt must not be made again: one of its starts carried no derived key, or the first is too old."""
+
+
+class AlreadyFinished(Exception):
+    """The step that should be finished is finished, or was never started."""
 
 
 class Journal:
@@ -76,17 +110,27 @@ class Journal:
 
     # --- the claimed row
 
-    def fence(self, claimed: Claimed) -> None:
+    def fence(self, claimed: Claimed, *, unknown: int = 0, effects: int = 0) -> None:
         """Lock or change the claimed row, so that a takeover can commit only after this transaction. Raises
-        `LeaseLost`.
+        `LeaseLost`, and `AlreadyFinished` if there is no step without a result to count down.
 
-        On PostgreSQL, this method locks the row. On the other databases, this method changes the row, to get the lock.
-        In a Galera cluster, a lock would not be enough, because a node tells the other nodes only about changed rows.
-        SQLite has no row locks. See Note [Fencing].
+        On PostgreSQL, a row whose counts stay the same is only locked. On the other databases it is always changed: in
+        a Galera cluster a node tells the other nodes only about changed rows, and SQLite has no row locks. See Note
+        [Fencing].
+
+        Args:
+            unknown, effects: what to add to the counts. See Note [One truth about a key].
         """
-        if not connections[self.alias].features.has_select_for_no_key_update:
-            self._change(claimed)
-        elif not locked(self._own(claimed)).values_list("pk"):
+        own = self._own(claimed)
+        if unknown or effects or not connections[self.alias].features.has_select_for_no_key_update:
+            counts = {"unknown": unknown, "effects": effects}
+            changes = {name: F(name) + change for name, change in counts.items() if change}
+            if own.filter(unknown__gte=max(0, -unknown)).update(updated_at=Clock(), **changes) == 1:
+                return
+            if unknown < 0 and own.exists():
+                raise AlreadyFinished
+            raise lease_lost()
+        if not locked(own).values_list("pk"):
             raise lease_lost()
 
     def renew(self, claimed: Claimed, lease: float) -> None:
@@ -104,60 +148,75 @@ class Journal:
         refused the error text, the key would be locked until its lease ends.
         """
         error = error.encode("ascii", "backslashreplace").decode()
-        kept = {"expires_at": Clock(plus=wanted.ttl), "last_error": seal(claimed, "last_error", error)}
-        self._change(claimed, status=Status.FAILED, locked_until=None, **kept)
+        ended: dict[str, Any] = {
+            "status": Status.FAILED,
+            "locked_until": None,
+            "expires_at": Clock(plus=wanted.ttl),
+            "last_error": seal(claimed, "last_error", error),
+            "updated_at": Clock(),
+        }
+        if not fail(self._own(claimed), **ended):
+            raise lease_lost()
 
     # --- steps
 
-    def steps(self, claimed: Claimed) -> dict[str, tuple[bool, str | None]]:
-        """Return a dict with the key's stored steps. Raises `LeaseLost`.
-
-        The dict maps the name of each step to a pair of values. The first value of the pair tells whether the step is
-        finished. The second value of the pair is the result of the step.
-        """
-        rows = list(self._own(claimed).values_list("steps__name", "steps__finished_at", "steps__result"))
+    def steps(self, claimed: Claimed) -> dict[str, KeptStep]:
+        """Return the key's stored steps by name. Raises `LeaseLost`."""
+        same = Q(steps__key_hash=claimed.key_hash, steps__scope_hash=claimed.scope_hash)
+        own = self._own(claimed).annotate(own=FilteredRelation("steps", condition=same))
+        rows = list(own.values_list("own__name", "own__kind", "own__finished_at", "own__result"))
         if not rows:
             raise lease_lost()
         # This method decrypts all results before a step runs. So if one result cannot be decrypted, no step runs.
         return {
-            name: (finished is not None, unseal(claimed, "result", kept, name))
-            for name, finished, kept in rows
+            name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name))
+            for name, kind, finished, kept in rows
             if name is not None  # for a key without steps, the query returns one row with the name None
         }
 
-    def kinds(self, claimed: Claimed) -> dict[str, str]:
-        """Return a dict with the name and the kind of each step of the key."""
-        return dict(self._steps(claimed.id).values_list("name", "kind"))
-
-    def start_call(self, claimed: Claimed, name: str, *, again: bool, keyed: bool = False) -> None:
+    def start_call(
+        self, claimed: Claimed, name: str, *, keyed: bool | None, again: bool = False, keys_last: float | None = None
+    ) -> None:
         """Record the start of a call, before the worker makes the call. Raises `LeaseLost`.
 
         If the worker repeats a call, the step keeps the time and the error of the old call. So a person can look for
         the old call in the external service.
 
         Args:
+            keyed: whether this start follows a `derive_key` for the step. None leaves the step as it is, because
+                `reconcile` looks a call up and does not make it.
             again: True if an earlier attempt has already started this call.
-            keyed: True if the work has read the derived key of this step before the call. Then the call perhaps sends
-                the derived key.
+            keys_last: raise `NotRepeatable` unless all earlier starts were keyed and the first is younger than this
+                many seconds. None repeats in any case.
         """
         with self._atomic():
-            self._change(claimed)
+            self.fence(claimed, unknown=0 if again else 1)
             if not again:
-                self._add(claimed, name, Kind.CALL, keyed=keyed)
-            elif (step := self._unfinished(claimed, name)).exists():
-                step.update(attempt=claimed.attempt, keyed=keyed)
-            else:
+                self._add(claimed, name, Kind.CALL, keyed=bool(keyed))
+                return
+            step = self._unfinished(claimed, name)
+            if not step.exists():
                 raise lease_lost()
+            if keys_last is not None and not (keyed and step.filter(recognizable(keys_last)).exists()):
+                raise NotRepeatable
+            step.update(attempt=claimed.attempt, **{"keyed": False} if keyed is False else {})
 
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
         """Record the result of a call. Raises `LeaseLost`.
 
-        If the argument `result` is None, the call has ended, but its return value is lost. If this method raises an
-        error, the caller may try again. See Note [Lost answers].
+        If the argument `result` is None, the call has ended, but its return value is lost. A caller that tries again
+        after a database error takes `AlreadyFinished` for success. See Note [Lost answers].
         """
         with self._atomic():
+            self.fence(claimed, unknown=-1, effects=1)
+            if not self._finish(claimed, name, result):
+                raise AlreadyFinished
+
+    def enter_lost(self, claimed: Claimed, name: str, result: str) -> None:
+        """Store the value of a finished call whose value was lost. Raises `LeaseLost`."""
+        with self._atomic():
             self.fence(claimed)
-            self._finish(claimed, name, result)
+            steps_of(self.alias, claimed).filter(LOST, name=name).update(result=seal(claimed, "result", result, name))
 
     def keep_fetched(self, claimed: Claimed, name: str, result: str) -> None:
         """Record an external read (a step of kind `fetch`) and its result. Raises `LeaseLost`."""
@@ -175,51 +234,45 @@ class Journal:
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
 
     def start_write(self, claimed: Claimed, name: str) -> None:
-        """Call the method `fence`, and then record the start of a local write. Raises `LeaseLost`.
+        """Record the start of a local write. Raises `LeaseLost`.
 
-        This method must be the first one in the transaction of the local write. See Note [Writes in doubt].
+        This must come first in the transaction of the write. See Note [Writes in doubt].
         """
-        self.fence(claimed)
+        self.fence(claimed, unknown=1)
         self._add(claimed, name, Kind.WRITE)
 
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write. In the transaction of the local write, no statement may follow after this
-        method.
+        """Record the result of a local write. No statement may follow in its transaction.
 
         Raises:
             LeaseLost: another worker has taken the key over.
             TransactionBroken: the write was started in an earlier transaction than the current one.
         """
-        self.fence(claimed)
+        # The step first: if the start is gone with an earlier transaction, there is no count to take back.
         if not self._finish(claimed, name, result):
+            self.fence(claimed)
             raise TransactionBroken(
                 f"The database has rolled back the transaction of operation.write({name!r}), most often because of a "
                 "deadlock, and its function has caught that error and returned. Nothing of the write was committed. "
                 "Let the error propagate: the next retry runs the write again."
             )
+        self.fence(claimed, unknown=-1)
 
     # --- for the claim
 
-    def doubts(self, row_id: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Find the steps that have no result, and return their names as two tuples. The first tuple contains the calls,
-        and the second tuple contains the writes.
+    def doubts(self, row: Claimed, keys_last: float) -> list[Doubt]:
+        """Return the steps of the key that have no result.
 
-        The caller must lock the key before it calls this method. This method locks the steps. So it reads all steps
-        that are committed now, and not an older snapshot.
+        The caller must lock the key first. The steps are locked, too, so that this reads what is committed now, and not
+        an older snapshot.
         """
-        rows = list(locked(self._steps(row_id).filter(UNFINISHED)).values_list("name", "kind"))
-        calls = tuple(name for name, kind in rows if kind == Kind.CALL)
-        return calls, tuple(name for name, kind in rows if kind != Kind.CALL)
+        again = ExpressionWrapper(recognizable(keys_last), BooleanField())
+        rows = locked(steps_of(self.alias, row).filter(UNFINISHED)).order_by("pk").values_list("name", "kind", again)
+        return [Doubt(name, kind == Kind.CALL, bool(keyed)) for name, kind, keyed in rows]
 
-    def has_steps(self, row_id: int) -> bool:
-        """Return whether the key has steps. Like the method `doubts`, this method reads all steps that are committed
-        now.
-        """
-        return bool(locked(self._steps(row_id)).values_list("pk")[:1])
-
-    def delete_steps(self, row_id: int) -> None:
-        """Delete all steps of a key."""
-        self._steps(row_id).delete()
+    def has_steps(self, row: Claimed) -> bool:
+        """Return whether the key has steps. Like `doubts`, this reads what is committed now."""
+        return bool(locked(steps_of(self.alias, row)).values_list("pk")[:1])
 
     # ---
 
@@ -234,11 +287,8 @@ class Journal:
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
-    def _steps(self, row_id: int) -> QuerySet[IdempotencyStep]:
-        return IdempotencyStep.objects.using(self.alias).filter(key=row_id)
-
     def _unfinished(self, claimed: Claimed, name: str) -> QuerySet[IdempotencyStep]:
-        return self._steps(claimed.id).filter(UNFINISHED, name=name)
+        return steps_of(self.alias, claimed).filter(UNFINISHED, name=name)
 
     def _finish(self, claimed: Claimed, name: str, result: str | None) -> int:
         kept = seal(claimed, "result", result, name)
@@ -246,7 +296,14 @@ class Journal:
 
     def _add(self, claimed: Claimed, name: str, kind: str, **values: Any) -> None:
         step = IdempotencyStep(
-            key_id=claimed.id, name=name, kind=kind, attempt=claimed.attempt, started_at=Clock(), **values
+            key_id=claimed.id,
+            key_hash=claimed.key_hash,
+            scope_hash=claimed.scope_hash,
+            name=name,
+            kind=kind,
+            attempt=claimed.attempt,
+            started_at=Clock(),
+            **values,
         )
         # This code does not call save(), because save() sends signals. This code checks the claimed row, and then
         # inserts the step. Between these two actions, a receiver of the Django signals could run code of the project.
@@ -257,6 +314,30 @@ class Journal:
         transaction.
         """
         return transaction.atomic(using=self.alias, savepoint=False)
+
+
+LOST = Q(kind=Kind.CALL, finished_at__isnull=False, result=None)
+"""A call that has finished, and whose value could not be stored."""
+
+
+def recognizable(keys_last: float) -> Q:
+    """The condition for a call that can be made again under "retry-keyed": the other side still knows its key."""
+    return Q(keyed=True, started_at__gt=Clock(plus=-keys_last))
+
+
+def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyStep]:
+    """The steps of one key, by its id and its hashes: two partitions, or two tenants, can use one id."""
+    steps = IdempotencyStep.objects.using(alias)
+    return steps.filter(key=row.id, key_hash=row.key_hash, scope_hash=row.scope_hash)
+
+
+def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
+    """Mark locked or fenced rows as failed, and return how many. Those with an effect or a doubt need attention.
+
+    Two statements, because Citus allows no clock inside CASE.
+    """
+    settled = rows.filter(SETTLED).update(**changes, attention_at=None)
+    return settled + rows.exclude(SETTLED).update(**changes, attention_at=Clock())
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:

@@ -179,10 +179,7 @@ class PostgreSQLStore(Store):
         row = {**sql.new_row}
         for name in ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker"):
             row[k[name]] += f"::{CASTS.get(name, 'text')}"
-        # This statement does not read the steps, so it cannot see whether a failed key has expired. So the statement
-        # treats only completed keys as expired. For a failed key, the function `_known` returns None, and the claim
-        # continues with the statements of the base class.
-        stored = sql.stored_key(f"{k['status']} = '{Status.COMPLETED.value}' AND {k['expires_at']} <= {sql.clock}")
+        stored = sql.stored_key(sql.expired)
         body = stored.pop("body")
         stored["fingerprint"] = f"encode({stored['fingerprint']}, 'hex')"
         return (
@@ -250,7 +247,7 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
     """
     facts, body = found.get_value(0, 1), found.get_value(0, 2)
     stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
-    decision = Resume() if stored.status is Status.FAILED else decide(stored, wanted)
+    decision = decide(stored, wanted)
     return None if isinstance(decision, TakeOver | Resume) else decision
 
 

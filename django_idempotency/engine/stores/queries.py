@@ -56,6 +56,7 @@ class Queries:
         self.clock, self._later = CLOCKS[connection.vendor]
         self._seconds_until = SECONDS_UNTIL[connection.vendor]
         self.table, self.steps = quote(IdempotencyKey._meta.db_table), quote(IdempotencyStep._meta.db_table)
+        self.step_key = quote(str(IdempotencyStep._meta.get_field("key").column))
         self.k = {field.name: quote(str(field.column)) for field in IdempotencyKey._meta.concrete_fields}
         self.expired, self.lapsed, self.unleased = (
             f"({as_sql(which, alias)})" for which in (EXPIRED.condition, LAPSED, UNLEASED)
@@ -78,6 +79,8 @@ class Queries:
             **{name: f"%({name})s" for name in given},
             "status": f"'{Status.IN_PROGRESS.value}'",
             "attempt": "1",
+            "unknown": "0",
+            "effects": "0",
             "created_at": self.clock,
             "updated_at": self.clock,
             "expires_at": self.later("ttl"),
@@ -156,6 +159,11 @@ class Queries:
         function inside COALESCE. Citus does not allow a time function inside COALESCE.
         """
         return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
+
+    @cached_property
+    def complete_settled(self) -> str:
+        """Like `complete_and_keep`, but only while each call and write of the key has a result."""
+        return f"{self.complete_and_keep} AND {self.k['unknown']} = 0"
 
     @cached_property
     def release(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,7 @@ from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide, resumed
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted, InDoubt, Known, TooOld
-from .journal import Journal, locked
+from .journal import Journal, locked, steps_of
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
 from .server_checks import check_tables, rows_of
@@ -36,19 +36,22 @@ if TYPE_CHECKING:
 
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
 """A takeover of an expired key sets these columns to NULL."""
+REFERENCE = ("id", "key_hash", "scope_hash")
+"""The columns by which a row is found, locked and deleted."""
 LONG_AGO = "1970-01-02"
-DELETE_BY_IDS = {
-    # In a partitioned table, two keys can have the same id. The condition {still} makes sure that the statement deletes
-    # only expired keys.
-    "postgresql": "DELETE FROM {table} WHERE {column} = ANY(translate(%(ids)s, '[]', '{{}}')::bigint[]) AND {still}",
+SAME = "{table}.{id} = gone.i AND {table}.{key_hash} = gone.k AND {table}.{scope_hash} = gone.s"
+DELETE = {
+    "postgresql": "DELETE FROM {table} USING json_to_recordset(%(gone)s::json) AS gone(i bigint, k bigint, s bigint) "
+    f"WHERE {SAME}",
     # This DELETE uses a join, so that MySQL finds each row through the index. With an IN list, MySQL's optimizer
     # sometimes reads the whole table. Then the DELETE would wait for all rows that other transactions have locked.
-    "mysql": "DELETE {table} FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (purged_id BIGINT PATH '$')) AS purged "
-    "STRAIGHT_JOIN {table} ON {table}.{column} = purged.purged_id",
-    "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(%(ids)s))",
+    "mysql": "DELETE {table} FROM JSON_TABLE(%(gone)s, '$[*]' COLUMNS (i BIGINT PATH '$.i', k BIGINT PATH '$.k', "
+    f"s BIGINT PATH '$.s')) AS gone STRAIGHT_JOIN {{table}} ON {SAME}",
+    "sqlite": "DELETE FROM {table} WHERE ({id}, {key_hash}, {scope_hash}) IN "
+    "(SELECT value ->> 'i', value ->> 'k', value ->> 's' FROM json_each(%(gone)s))",
 }
-"""SQL for each kind of database that deletes the rows whose column is in a JSON list. If several rows can have one id,
-the condition {still} finds the right rows.
+"""SQL for each kind of database that deletes what belongs to a JSON list of keys. Two keys can share an id, in two
+partitions for example, so their hashes are compared as well.
 """
 
 
@@ -186,6 +189,7 @@ class Store(ABC):
         ttl: float | None = None,
         resource: Resource | None = None,
         last: bool = False,
+        settled: bool = False,
     ) -> None:
         """Store the response in the row of the claim. Raises `ClaimLost` if the row does not belong to the claim any
         more.
@@ -197,6 +201,7 @@ class Store(ABC):
             ttl: the number of seconds for which the response is kept from now on. None keeps the time from the claim.
             resource: the type and id of the object that the operation is about. None keeps the stored resource.
             last: whether this is the last statement of the caller's `atomic()`. Only without `ttl`.
+            settled: also raise `ClaimLost` if a step of the key has no result. Only with `ttl`.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -210,7 +215,8 @@ class Store(ABC):
             "resource_id": id_,
         }
         write = self._write_last if last else self._write
-        write("complete" if ttl is None else "complete_and_keep", values)
+        kept = "complete_settled" if settled else "complete_and_keep"
+        write("complete" if ttl is None else kept, values)
 
     def release(self, claimed: Claimed) -> None:
         """Delete the row of this claim. Then the next request with this key is treated as a new request.
@@ -228,20 +234,34 @@ class Store(ABC):
         old snapshot, the database keeps these index entries for hours.
         """
         sql, connection = self._sql, self.connection
-        id_, expires_at, step_key = sql.k["id"], sql.k["expires_at"], connection.ops.quote_name("key_id")
+        columns = [sql.k[name] for name in (*REFERENCE, "policy", "expires_at")]
         mysql, skips = connection.vendor == "mysql", connection.features.has_select_for_update_skip_locked
         rows = rows_of(
             connection,
             # Without FORCE INDEX, MySQL's optimizer sometimes reads the whole table, and locks every row of the table.
-            f"SELECT {id_}, {expires_at} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
-            f"WHERE {sql.expired} AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s "
+            f"SELECT {', '.join(columns)} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
+            f"WHERE {sql.expired} AND {columns[-1]} >= %(not_before)s ORDER BY {columns[-1]} LIMIT %(limit)s "
             + (connection.ops.for_update_sql(skip_locked=True) if skips else ""),
             {"not_before": not_before or LONG_AGO, "limit": batch_size},
         )
-        ids = {"ids": json.dumps([row[0] for row in rows])}
-        for table, column, still in ((sql.steps, step_key, "TRUE"), (sql.table, id_, sql.expired)) if rows else ():
-            self._execute(DELETE_BY_IDS[connection.vendor].format(table=table, column=column, still=still), ids)
-        return len(rows), rows[-1][1] if rows else not_before
+        self.delete([row[:4] for row in rows])
+        return len(rows), rows[-1][-1] if rows else not_before
+
+    def delete(self, locked_keys: Sequence[Sequence[Any]]) -> int:
+        """Delete locked keys with their steps, and return how many keys were deleted.
+
+        Each key is a tuple of id, both hashes and policy. A key without a policy has no steps.
+        """
+        leased = [key for key in locked_keys if key[3] is not None]
+        self._delete(self._sql.steps, self._sql.step_key, leased)
+        return self._delete(self._sql.table, self._sql.k["id"], locked_keys)
+
+    def _delete(self, table: str, id_: str, keys: Sequence[Sequence[Any]]) -> int:
+        if not keys:
+            return 0
+        names = {name: self._sql.k[name] for name in REFERENCE} | {"table": table, "id": id_}
+        gone = json.dumps([dict(zip("iks", key[:3], strict=True)) for key in keys])
+        return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
 
     def running(self) -> list[RunningTransaction] | None:
         """Return the open transactions that have claimed keys in atomic mode. The oldest transaction comes first.
@@ -305,37 +325,39 @@ class Store(ABC):
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
         """Claim an expired row for a new request. Return None if another request has already claimed the row."""
-        row, expired, _ = self._lock(stored, wanted)
+        row, expired, *_ = self._lock(stored, wanted)
         if not expired:
             return None
-        self._next_attempt(row, wanted, fingerprint=wanted.fingerprint, created_at=Clock(), **dict.fromkeys(EMPTIED))
-        self.journal.delete_steps(stored.id)
-        return new_claim(stored.id, wanted, attempt=stored.attempt + 1)
+        anew = {"fingerprint": wanted.fingerprint, "created_at": Clock(), "unknown": 0, "effects": 0}
+        self._next_attempt(row, wanted, **anew, **dict.fromkeys(EMPTIED))
+        claim = new_claim(stored.id, wanted, attempt=stored.attempt + 1)
+        steps_of(self.alias, claim).delete()
+        return claim
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt of a failed or abandoned key.
 
         The method returns `InDoubt` if the stored steps forbid the next attempt.
         """
-        row, _, lapsed = self._lock(stored, wanted)
+        row, _, lapsed, unknown = self._lock(stored, wanted)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
-        if wanted.lease is None and self.journal.has_steps(stored.id):
+        of = new_claim(stored.id, wanted)
+        if wanted.lease is None and self.journal.has_steps(of):
             # An earlier attempt of this key ran in leased mode and has stored steps. An attempt in atomic mode ignores
             # the stored steps, so it would run these steps again.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
-        outcome = resumed(stored, wanted, *self.journal.doubts(stored.id))
+        outcome = resumed(stored, wanted, self.journal.doubts(of, wanted.keys_last) if unknown else ())
         if isinstance(outcome, Claimed):
             self._next_attempt(row, wanted)
         return outcome
 
-    def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any]:
+    def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any, Any]:
         """Lock the row, but only if its attempt number and its status are the same as in the argument `stored`.
 
-        If several requests try to lock the row, only one request gets the lock. The method returns three values. The
-        first value is a query for the row. The second value tells whether the row has expired. The third value tells
-        whether the lease of the row is over. If the request does not get the lock, the second value and the third value
-        are None.
+        If several requests try to lock the row, only one of them gets it. Returns a query for the row, whether it has
+        expired, whether its lease has expired, and how many of its steps have no result; without the lock, None for
+        each of the three.
 
         The query that locks the row does not compare times. In a small table, a database could use the index on
         `expires_at` to compare times. Then the query would lock a whole range of this index.
@@ -346,8 +368,8 @@ class Store(ABC):
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
         same = row.filter(attempt=stored.attempt, status=stored.status.value)
-        found = list(locked(same, skip=True).values_list(*states))
-        return row, *(found[0] if found else (None, None))
+        found = list(locked(same, skip=True).values_list(*states, "unknown"))
+        return row, *(found[0] if found else (None, None, None))
 
     def _next_attempt(self, row: QuerySet[IdempotencyKey], wanted: ClaimRequest, **changes: Any) -> None:
         """Begin the next attempt of a key with an UPDATE of the locked row."""
@@ -355,6 +377,7 @@ class Store(ABC):
             status=Status.IN_PROGRESS.value,
             attempt=F("attempt") + 1,
             last_error=None,
+            attention_at=None,
             updated_at=Clock(),
             policy=wanted.policy,
             worker=values_of(wanted)["worker"],

@@ -294,7 +294,9 @@ class TestWord:
     ) -> None:
         """Also under "retry", which speaks of calls: a repeated write is a second order."""
         if what == "no lease":
-            IdempotencyKey.objects.filter(pk=keys[0].pk).update(status="in_progress", locked_until=None)
+            IdempotencyKey.objects.filter(pk=keys[0].pk).update(
+                attention_at=None, status="in_progress", locked_until=None
+            )
             keys[0].steps.all().delete()
         elif what == "hold":
             IdempotencyKey.objects.filter(pk=keys[0].pk).update(policy="hold")
@@ -360,7 +362,7 @@ class TestSelected:
         """A worker has started another attempt, or holds the key, since the page was opened."""
         IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2)
         later = timezone.now() + timedelta(hours=1)
-        IdempotencyKey.objects.filter(pk=keys[1].pk).update(status="in_progress", locked_until=later)
+        IdempotencyKey.objects.filter(pk=keys[1].pk).update(attention_at=None, status="in_progress", locked_until=later)
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
         assert "Answered by hand with status 410. Keys: 1." in page
         assert "or a worker holds them: 2." in page

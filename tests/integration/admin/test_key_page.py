@@ -18,11 +18,12 @@ from django_idempotency.admin.texts import readable_body
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance.facts import facts_of
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import LIST, detail, make_key, staff
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
+from tests.steps import add_step
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
@@ -148,10 +149,12 @@ class TestEncrypted:
 
     def fail_after_the_charge(self, post: Post) -> None:
         """A key with a result, an error of a call, and an error of its own."""
-        HOOKS["between"] = lambda operation: operation.call("mail", breaks)
+        HOOKS["between"] = lambda operation: operation.call("mail", breaks, operation.derive_key("mail"))
         with pytest.raises(Broken):
             post("/pay")
-        HOOKS["between"] = lambda operation: operation.call("mail", str)  # what is in doubt must be asked for
+        HOOKS["between"] = lambda operation: operation.call(
+            "mail", str, operation.derive_key("mail")
+        )  # what is in doubt must be asked for
 
     def test_with_the_permission_everything_is_decrypted(self, post: Post) -> None:
         """Body, headers, results and errors. Without it nothing is, errors neither; names of steps are shown."""
@@ -235,10 +238,10 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     """What happened, what is certain, what is not, what comes next, and what to do."""
     key, now = make_key(**fields), timezone.now()
     for number, made in enumerate(filter(None, steps.split(", "))):
-        kept: Any = {"kind": made.split()[0], "finished_at": now if "ended" in made else None}
-        IdempotencyStep.objects.create(key=key, name=f"s{number}", attempt=1, started_at=now, **kept)
+        kept = {"finished_at": now, "result": '{"value": 1}'} if "ended" in made else {}
+        add_step(key, f"s{number}", made.split()[0], **kept)
     facts = facts_of([key])[0]
-    story = Story(facts.row, facts.steps, facts.now)
+    story = Story(facts.row, facts.now, facts.steps)
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []

@@ -19,11 +19,13 @@ __all__ = ["TestAttentionContract"]
 
 FILL = """
     INSERT INTO django_idempotency_idempotencykey (
-        key_hash, scope_hash, scope, operation, key, status, attempt, status_code, created_at, updated_at, expires_at)
-    SELECT n, 1, 's', 'POST pay/', n::text, 'completed', 1, 201, now(), now(), now() + interval '1 day'
+        key_hash, scope_hash, scope, operation, key, status, attempt, effects, status_code, created_at, updated_at,
+        expires_at)
+    SELECT n, 1, 's', 'POST pay/', n::text, 'completed', 1, 1, 201, now(), now(), now() + interval '1 day'
     FROM generate_series(1, 100000) AS n;
-    INSERT INTO django_idempotency_idempotencystep (key_id, name, kind, attempt, started_at, finished_at, result)
-    SELECT id, 'charge', 'call', 1, now(), now(), '{}' FROM django_idempotency_idempotencykey
+    INSERT INTO django_idempotency_idempotencystep (
+        key_id, key_hash, scope_hash, name, kind, attempt, started_at, finished_at, result)
+    SELECT id, key_hash, scope_hash, 'charge', 'call', 1, now(), now(), '{}' FROM django_idempotency_idempotencykey
     WHERE status = 'completed';
 """
 """Completed leased keys, each with a finished call."""
@@ -42,11 +44,11 @@ def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -
     with connection.cursor() as cursor:
         cursor.execute(FILL)
         cursor.execute("ANALYZE django_idempotency_idempotencykey, django_idempotency_idempotencystep")
-    failed, locked, doubt, expires = (f"idempotency_{name}_idx" for name in ("failed", "locked", "doubt", "expires"))
+    attention, locked, expires = (f"idempotency_{name}_idx" for name in ("attention", "locked", "expires"))
     expected = [
-        (half_done(), 10, {failed, locked}),
-        (needs_attention(), 25, {failed, locked, expires}),
-        (in_doubt(), 10, {doubt, expires}),
+        (half_done(), 10, {attention, locked}),
+        (needs_attention(), 25, {attention, locked, expires}),
+        (in_doubt(), 10, {attention, locked, expires}),
         (stuck(), 5, {locked}),
         (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
         (IdempotencyKey.objects.filter(EXPIRED.condition).order_by("expires_at")[:1], 0, {"idempotency_expires_idx"}),

@@ -21,8 +21,9 @@ from django_idempotency.engine.stores.states import (
     Seen,
     as_sql,
 )
-from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.models import IdempotencyKey
 from tests.contracts.states import TestStatesContract
+from tests.steps import add_step
 
 __all__ = ["TestStatesContract"]
 
@@ -54,9 +55,7 @@ def make(number: int, status: str, lease: str, ttl: str, steps: str) -> None:
         expires_at=now + (HOUR if ttl == "kept" else -HOUR),
     )
     for index, (kind, finished) in enumerate(STEPS[steps]):
-        IdempotencyStep.objects.create(
-            key=key, name=str(index), kind=kind, attempt=1, started_at=now, finished_at=now if finished else None
-        )
+        add_step(key, str(index), kind, finished_at=now if finished else None)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_a_query_finds_the_rows_that_are_seen_to_be_in_the_state(rows: Any, name
     """One exception: a key in progress without a lease is listed when its `ttl` is over, because an index finds it."""
     found = set(IdempotencyKey.objects.filter(STATES[name].condition).values_list("key", flat=True))
     fits = STATES[name].fits
-    expected = {row.key for row in rows if fits and fits(Seen(row, row.steps.all(), row.now))}
+    expected = {row.key for row in rows if fits and fits(Seen(row, row.now))}
     unleased = [row for row in rows if row.status == "in_progress" and row.locked_until is None]
     too_soon = {row.key for row in unleased if row.expires_at > row.now}
     assert found == (expected - too_soon if name == "in_doubt" else expected)
@@ -89,7 +88,7 @@ def test_what_needs_attention_is_in_one_of_three_states_and_never_expires(rows: 
 
 def test_a_decision_is_possible_about_each_idle_key(rows: Any) -> None:
     """Completed keys, and those that a worker holds, are left alone."""
-    seen = [Seen(row, row.steps.all(), row.now) for row in rows]
+    seen = [Seen(row, row.now) for row in rows]
     undecided = set(IdempotencyKey.objects.filter(UNDECIDED).values_list("pk", flat=True))
     assert undecided == {found.row.pk for found in seen if found.idle and not found.live}
 

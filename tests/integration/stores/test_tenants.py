@@ -56,7 +56,7 @@ def theirs() -> Iterator[None]:
         claimed = store.claim(a_claim(key="of tenant b", lease=60.0))
         assert isinstance(claimed, Claimed)
         assert (claimed.id, claimed.attempt) == (1, 1)
-        store.journal.start_call(claimed, "mirror", again=False)
+        store.journal.start_call(claimed, "mirror", keyed=False)
     before = everything("tenant_b")
     switch("tenant_a")
     yield
@@ -97,7 +97,7 @@ def test_no_statement_of_a_claim_meets_the_row_of_another_tenant(end: str) -> No
         "fail": (wanted, "it broke"),
         "start_write": ("order",),
     }
-    options = {"again": False} if end == "start_call" else {}
+    options = {"keyed": False} if end == "start_call" else {}
     more = ("mail",) if end == "start_call" else arguments.get(end, ())
     with pytest.raises(ClaimLost), transaction.atomic():
         getattr(store if end in ("complete", "release") else store.journal, end)(claimed, *more, **options)

@@ -1,0 +1,41 @@
+"""Steps that a test writes itself, and what the steps of a key come to, counted anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Q
+from django.utils import timezone
+
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+
+
+def add_step(row: IdempotencyKey, name: str = "charge", kind: str = "call", **fields: Any) -> IdempotencyStep:
+    """A step of this key, in doubt unless `finished_at` is given; the row counts it."""
+    same = {"key": row, "key_hash": row.key_hash, "scope_hash": row.scope_hash, "name": name, "kind": kind}
+    step = IdempotencyStep.objects.using(row._state.db).create(
+        **{**same, "attempt": 1, "started_at": timezone.now(), **fields}
+    )
+    recount(row)
+    return step
+
+
+def counted(row: IdempotencyKey) -> tuple[int, int]:
+    """How many steps have no result, and how many calls have ended, by the table of steps."""
+    steps = IdempotencyStep.objects.using(row._state.db).filter(
+        key=row, key_hash=row.key_hash, scope_hash=row.scope_hash
+    )
+    return (
+        steps.filter(Q(kind="call") | Q(kind="write"), finished_at=None).count(),
+        steps.filter(kind="call", finished_at__isnull=False).count(),
+    )
+
+
+def recount(row: IdempotencyKey, **changes: Any) -> None:
+    """Make these changes of a row whose counts a test has moved. Times are as they were."""
+    unknown, effects = counted(row)
+    failed = changes.get("status", row.status) == "failed"
+    since = timezone.now() if failed and unknown + effects else None
+    found = IdempotencyKey.objects.using(row._state.db).filter(key_hash=row.key_hash, scope_hash=row.scope_hash)
+    found.update(unknown=unknown, effects=effects, attention_at=since, policy=row.policy or "hold", **changes)
+    row.refresh_from_db()
