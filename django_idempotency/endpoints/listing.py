@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from django.urls import URLResolver, get_resolver
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import SAFE_METHODS, Idempotency, get_settings
+from ..engine.conf import SAFE_METHODS, Options, get_settings
 from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
 from ..engine.declare.registry import Declaration, declaration_of, frameworks
@@ -52,7 +52,7 @@ class Endpoint:
     method: str
     route: str
     view: str
-    options: Idempotency | None = None
+    options: Options | None = None
     note: str = ""
     own: bool = True
 
@@ -130,7 +130,7 @@ class Answers(NamedTuple):
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
 
-    def options_for(self, method: str) -> Idempotency | None:
+    def options_for(self, method: str) -> Options | None:
         """Return the options for an HTTP method of the view. If the HTTP method is not protected, return None.
 
         This method raises `IdempotencyConfigurationError` if the options contradict each other.
@@ -223,7 +223,7 @@ def _attributes(callback: Any) -> Mapping[str, Any]:
     return getattr(callback, "view_initkwargs", None) or getattr(callback, "initkwargs", {})
 
 
-def _note(answers: Answers, options: Idempotency | None) -> str:
+def _note(answers: Answers, options: Options | None) -> str:
     if options is None and answers.declaration is not None:
         if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"

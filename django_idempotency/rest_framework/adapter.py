@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
-from ..engine.conf import Idempotency
+from ..engine.conf import Options
 from ..engine.declare.registry import Declaration
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
@@ -135,7 +135,7 @@ def _raise(error: Exception) -> Any:
 
 
 def view_call(
-    request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
+    request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> RestFrameworkViewCall | None:
     """Return a `RestFrameworkViewCall` for one call of a protected handler. If the request does not come from the REST
     framework, return None.

@@ -1,8 +1,10 @@
-"""This module declares the options of a protected endpoint. `Idempotency(…)` raises an error for a wrong option."""
+"""Which options does a protected endpoint have? Each option stands in the class `Idempotency`, with its type, its
+default, its check and what it means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, lru_cache
@@ -37,66 +39,67 @@ COMPARED = check.must(
 # keys are `Idempotency` objects.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
-    """An `Idempotency` object has the options of a protected endpoint.
+    """The options that a decorator, a class or a setting declares for a protected endpoint.
 
-    If an option is missing, the package looks for it in the view class, and then in the base classes. If no class has
-    the option, the package uses the project's setting or the default. A duration is a `timedelta` or a number of
-    seconds.
+    An option that you leave out comes from the view class, then from its base classes, then from the project's setting,
+    and is the package's default otherwise. A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
-
-    Attributes:
-        ttl: how long the result is kept and replayed, counted from the claim.
-        required: True answers 400 to a request without a key. With False its view runs unprotected.
-        methods: the HTTP methods that are protected. Others pass through.
-        wait: how long a duplicate of a running request waits for its result before the conflict answer.
-        in_progress_status: 409 or 429. With a lease also 202, with the `Location` of a status page.
-        mismatch_status: 422 or 409, for a key that is used again with another payload.
-        lease: None runs the view in one transaction. A duration means leased mode, for views with external calls. If a
-            worker dies, its claim ends after this duration.
-        on_abandoned: whether an external call is repeated while its first outcome is unknown.
-        reconcile: `callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs
-            `operation`. Returns the final response. With None, the view runs again. `operation.request` is the request,
-            or None when `recover_idempotency_keys` asks.
-        scope: `callable(request) -> str`, which identifies the caller.
-        anonymous: "shared" or "refuse", for callers without any credential.
-        operation: the name of the operation. Default: method and route.
-        key: `callable(request) -> str | None` that reads the key. Default: the header.
-        late_keys: "refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is
-            older than `ttl`, or more than five minutes ahead.
-        fingerprint: the parts of a request that a retry must repeat. Default: method, path, query string, content type
-            and body. A tuple of names compares only these fields of the body. `callable(request) -> bytes` returns
-            bytes that are compared in place of the body. None compares nothing.
-        record: `callable(response) -> bool`, which returns True if this response is final.
-        may_replay: `callable(request, …) -> bool`, called before a replay. False answers 403.
-        store_body: False keeps a tombstone instead of the response.
-        max_body_bytes: a larger response, or a streaming one, leaves a tombstone.
-        using: the database alias of the business write. Default: the write alias.
-        observe: True runs each request, and only logs which requests would have been refused or replayed.
     """
 
     ttl: timedelta | float = option(timedelta(hours=24), check.duration(1))
+    """How long the result is kept and replayed, counted from the claim."""
     required: bool = option(True, check.YES_OR_NO)
+    """True answers 400 to a request without a key. With False its view runs unprotected."""
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
+    """The HTTP methods that are protected. Others pass through."""
     wait: timedelta | float = option(0, check.duration(0))
-    in_progress_status: Literal[202, 409, 429] = option(409, check.one_of(409, 429, 202))
+    """How long a duplicate of a running request waits for its result before the conflict answer."""
+    in_progress_status: Literal[202, 409, 429] = option(409, check.one_of(409, 429, 202), atomic=(409, 429))
+    """409 or 429. With a lease also 202, with the `Location` of a status page."""
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
+    """422 or 409, for a key that is used again with another payload."""
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
-    on_abandoned: Literal["retry", "hold"] = option("retry", check.one_of("retry", "hold"))
-    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE))
+    """None runs the view in one transaction. A duration means leased mode, for views with external calls: if a worker
+    dies, its claim ends after this duration.
+    """
+    on_abandoned: Literal["retry", "hold"] = option("retry", check.one_of("retry", "hold"), atomic=("retry",))
+    """Whether an external call is repeated while its first outcome is unknown."""
+    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE), atomic=(None,))
+    """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`.
+    Returns the final response; after None, the view runs again. `operation.request` is the request, or None when
+    `recover_idempotency_keys` asks.
+    """
     scope: Callable[[Any], str] | None = option(None, check.or_none(check.called))
+    """`callable(request) -> str`, which identifies the caller."""
     anonymous: Literal["shared", "refuse"] = option("shared", check.one_of("shared", "refuse"))
+    """"shared" or "refuse", for callers without any credential."""
     operation: str | None = option(None, check.or_none(check.NAME))
+    """The name of the operation. Default: method and route."""
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
+    """`callable(request) -> str | None` that reads the key. Default: the header."""
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
+    """"refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is older than
+    `ttl`, or more than five minutes ahead.
+    """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
+    """The parts of a request that a retry must repeat. Default: method, path, query string, content type and body. A
+    tuple of names compares only these fields of the body. `callable(request) -> bytes` returns bytes that are compared
+    in place of the body. None compares nothing.
+    """
     record: Callable[[Any], bool] = option(is_final, check.called)
+    """`callable(response) -> bool`, which returns True if this response is final."""
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
+    """`callable(request, …) -> bool`, called before a replay. False answers 403."""
     store_body: bool = option(True, check.YES_OR_NO)
+    """False keeps a tombstone instead of the response."""
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
+    """A larger response, or a streaming one, leaves a tombstone."""
     using: str | None = option(None, check.or_none(check.NAME))
+    """The database alias of the business write. Default: the write alias."""
     observe: bool = option(False, check.YES_OR_NO)
+    """True runs each request, and only logs which requests would have been refused or replayed."""
 
     if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known options
 
@@ -109,7 +112,7 @@ class Idempotency:
         given = self.given()
         for name, value in given.items():
             refuse_impossible(f"idempotency option {name}={value!r}", OPTIONS[name], value)
-        if None not in (given.get("ttl"), given.get("lease")) and self.ttl_seconds <= (self.lease_seconds or 0):
+        if None not in (given.get("ttl"), given.get("lease")) and seconds_of(self.ttl) <= seconds_of(given["lease"]):
             raise IdempotencyConfigurationError(
                 f"idempotency options ttl={self.ttl!r} and lease={self.lease!r}: ttl must exceed lease, or the key "
                 "could be forgotten while the view still runs."
@@ -118,6 +121,28 @@ class Idempotency:
     def given(self) -> dict[str, Any]:
         """Return a dict of the options that were given to this object."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
+
+
+class Options(Idempotency):
+    """The options of one endpoint, in which each option has a value. `resolve()` makes it.
+
+    Raises:
+        IdempotencyConfigurationError: for options that contradict each other.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.given().items():
+            if not fits(name, value, leased=self.lease is not None):
+                raise IdempotencyConfigurationError(
+                    f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), for "
+                    f"example, or leave {name} out."
+                )
+        if self.reconcile is not None and self.operation is None:
+            raise IdempotencyConfigurationError(
+                f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key keeps the name of "
+                'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
+            )
 
     @cached_property
     def ttl_seconds(self) -> float:
@@ -148,7 +173,32 @@ class Idempotency:
 
 OPTIONS = declared(Idempotency)
 OPTION_NAMES = tuple(OPTIONS)
-DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPTIONS.items()})
+
+
+def defaults(*, leased: bool) -> dict[str, Any]:
+    return {name: field.metadata["leased" if leased else "default"] for name, field in OPTIONS.items()}
+
+
+def fits(name: str, value: Any, *, leased: bool) -> bool:
+    """Return whether an endpoint in this mode can have the value."""
+    return leased or value in (OPTIONS[name].metadata["atomic"] or (value,))
+
+
+def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
+    """Return what the layers give together. The nearest layer comes first and wins."""
+    given: dict[str, Any] = {}
+    for layer in reversed((*layers,)):
+        given |= layer.given()
+    return given
+
+
+@lru_cache(maxsize=1024)
+def merged(*layers: Idempotency) -> Idempotency:
+    """Return one layer that has the options of all.
+
+    The same layers return the same object, because `resolve` caches its result by the object.
+    """
+    return Idempotency(**given_by(layers))
 
 
 @lru_cache

@@ -13,7 +13,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, OnceKeywords, resolve
+from ..conf import Idempotency, Keywords, OnceKeywords, Options, resolve
 from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
 from ..request.pipeline import handle, take_over
@@ -80,7 +80,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     return protected  # type: ignore[no-any-return]
 
 
-def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view_call(options: Options, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a `ViewCall` with the request of the view.
 
     The request is one of the first two positional arguments of the view, or the keyword argument `request`. The request

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
+from ..conf import Idempotency, Options, as_options, for_methods, get_settings, given_by, resolve
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.view_call import found
@@ -49,14 +49,14 @@ class Declaration:
     once: bool = False
 
     @property
-    def options(self) -> Idempotency:
+    def options(self) -> Options:
         """Merge all layers of options, and return the result. In the result, every option has a value.
 
         Raises `IdempotencyConfigurationError` if two options contradict each other.
         """
         return resolve(*self.layers)
 
-    def options_for(self, method: str) -> Idempotency | None:
+    def options_for(self, method: str) -> Options | None:
         """Return the options for this HTTP method, or None if the method is not protected.
 
         Raises `IdempotencyConfigurationError` if two options contradict each other.
@@ -110,9 +110,7 @@ def register(declaration: Declaration) -> None:
     """
     # This function runs while Python imports modules. At import, the package cannot read the `IDEMPOTENCY` setting, so
     # the dict `given` does not contain the options of this setting.
-    given: dict[str, Any] = {}
-    for layer in reversed(declaration.layers):
-        given |= layer.given()
+    given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # The same view can be registered several times, because `method_decorator` decorates the view on each request.

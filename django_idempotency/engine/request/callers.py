@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings, meta_name
+from ..conf import Options, get_settings, meta_name
 from .problems import Refused, anonymous_refused, credential_refused
 
 SCHEMES = frozenset(
@@ -33,7 +33,7 @@ OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 
 
-def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
+def scope_of(request: Any, options: Options, authenticated: Callable[[], str | None] | None = None) -> str:
     """Return the scope of the caller who has sent this request.
 
     This function reads `request.user`. To load the user, Django or the project can run queries.

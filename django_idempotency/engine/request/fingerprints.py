@@ -39,7 +39,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency
+from ..conf import Options
 from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
@@ -66,7 +66,7 @@ class Unparsable(Exception):
 
 
 def fingerprint_of(
-    request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
+    request: HttpRequest, options: Options, asked_with: Any, parsed: Callable[[], Any] | None = None
 ) -> bytes | None:
     """Return the fingerprint of a request, or None if the option `fingerprint` is None.
 

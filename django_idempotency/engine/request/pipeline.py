@@ -34,7 +34,7 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings, meta_name, resolve
+from ..conf import Idempotency, Options, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.claiming import claim_request
@@ -132,7 +132,7 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     return wanted
 
 
-def read_key(request: Any, options: Idempotency) -> str | None:
+def read_key(request: Any, options: Options) -> str | None:
     """Return the key that the client sent, or None if the client sent no key. This function runs no SQL statement.
 
     Raises:

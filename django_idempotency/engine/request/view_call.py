@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings
+from ..conf import Options, get_settings
 from ..execution.bridge import synchronous
 from ..execution.leased import LeasedOperation
 from ..execution.operation import Operation
@@ -51,7 +51,7 @@ class ViewCall:
         view: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        options: Idempotency,
+        options: Options,
         asked_with: Any = None,
     ) -> None:
         self.request = request
@@ -168,7 +168,7 @@ class ViewCall:
         return response  # type: ignore[no-any-return]
 
 
-def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
+def found(response: Any, options: Options) -> Finished[HttpResponseBase]:
     """Return a final result that contains the response of the project's function `reconcile`. If necessary, render the
     response first.
 
