@@ -34,7 +34,7 @@ IN_WORDS = {
     "scope": "the caller",
     "operation": "method and route",
     "key": "the header",
-    "record": "below 500, not 401, 403, 408, 423, 425, 429",
+    "record": "below 500, not 401, 403, 408, 412, 423, 425, 429",
     "using": "the write alias",
 }
 

@@ -11,11 +11,14 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...exceptions import IdempotencyConfigurationError
+from ..protocol.outcomes import Verdict
 from . import fields as check
 from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
 
-NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
-"""Client errors that are not final, because the request can succeed later, or with other credentials."""
+NOT_FINAL = frozenset({401, 403, 408, 412, 423, 425, 429})
+"""Client errors that are not final, because the request can succeed later, with other credentials, or with another
+`If-Match`.
+"""
 
 
 def is_final(response: Any) -> bool:
@@ -25,6 +28,10 @@ def is_final(response: Any) -> bool:
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
+RECORDED = check.must(
+    'give a def callable(response) -> bool, or "success".',
+    lambda value: value == "success" or check.called(value) is None,
+)
 COMPARED = check.must(
     'give a callable(request) -> bytes, a tuple of body field names, "request" or None.',
     lambda value: (
@@ -88,8 +95,10 @@ class Idempotency:
     tuple of names compares only these fields of the body. `callable(request) -> bytes` returns bytes that are compared
     in place of the body. None compares nothing.
     """
-    record: Callable[[Any], bool] = option(is_final, check.called)
-    """`callable(response) -> bool`, which returns True if this response is final."""
+    record: Callable[[Any], bool] | Literal["success"] = option(is_final, RECORDED)
+    """`callable(response) -> bool`, which returns True if this response is final. "success" keeps responses below 400,
+    and rolls the view back after every other one.
+    """
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(request, …) -> bool`, called before a replay. False answers 403."""
     store_body: bool = option(True, check.YES_OR_NO)
@@ -143,6 +152,12 @@ class Options(Idempotency):
                 f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key keeps the name of "
                 'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
             )
+
+    def verdict_on(self, response: Any) -> Verdict:
+        """Return what a response of the view does to its writes and to the key."""
+        if response.status_code >= (400 if self.record == "success" else 500):
+            return Verdict.ROLL_BACK
+        return Verdict.KEEP if self.record == "success" or self.record(response) else Verdict.RELEASE
 
     @cached_property
     def ttl_seconds(self) -> float:
@@ -259,7 +274,7 @@ class Keywords(OnceKeywords, total=False):
     key: Callable[[Any], str | None] | None
     late_keys: Literal["run", "refuse"]
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None
-    record: Callable[[Any], bool]
+    record: Callable[[Any], bool] | Literal["success"]
     may_replay: Callable[..., bool] | None
     store_body: bool
     max_body_bytes: int

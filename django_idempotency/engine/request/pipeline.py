@@ -43,7 +43,7 @@ from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
 from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
-from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot, Verdict
 from ..stores import Store, alias_of, store_for
 from . import problems
 from .callers import scope_of
@@ -240,7 +240,7 @@ def observed(call: ViewCall) -> HttpResponseBase:
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
     if not isinstance(response, HttpResponseBase):  # Django Ninja itself makes the response for the client
         response = call.ready(response)
-    if response.status_code < 500 and call.options.record(response):
+    if call.options.verdict_on(response) is Verdict.KEEP:
         # In observe mode, the package must not render a response. So only the status is stored.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)

@@ -98,9 +98,9 @@ class ViewCall:
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Read the response, and decide what happens to the view's writes and to the key."""
-        if response.status_code < 500 and self.options.record(response):
-            return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
-        verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
+        verdict = self.options.verdict_on(response)
+        if verdict is Verdict.KEEP:
+            return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
@@ -180,7 +180,7 @@ def found(response: Any, options: Options) -> Finished[HttpResponseBase]:
         )
     if hasattr(response, "render"):
         response.render()
-    if response.status_code >= 500 or not options.record(response):
+    if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
             f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "
             "yet, let it raise: the doubt remains, and the next retry asks again."
