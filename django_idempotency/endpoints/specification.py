@@ -82,12 +82,13 @@ def uniqueness(options: Options) -> str:
 def comparison(options: Options) -> str:
     """Return a text that says how a retry is compared with the first request."""
     chosen = options.fingerprint
+    target = "path" if options.operation is None else "arguments of the URL"
     if chosen is None:
-        return "not at all"
+        return f"method and {target}"
     if callable(chosen):
-        return f"method, path, query string and what {dotted_name(chosen)} returns"
+        return f"method, {target}, query string and what {dotted_name(chosen)} returns"
     body = f"the body fields {', '.join(chosen)}" if isinstance(chosen, tuple) else _BODY
-    return f"method, path, query string, content type and {body}"
+    return f"method, {target}, query string, content type and {body}"
 
 
 def documented_responses(options: Options) -> list[Problem]:

@@ -28,10 +28,12 @@ def is_final(response: Any) -> bool:
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
-RECORDED = check.must(
-    'give a def callable(response) -> bool, or "success".',
-    lambda value: value == "success" or check.called(value) is None,
-)
+def recorded(value: Any) -> str | None:
+    if value == "success" or callable(value):
+        return None if value == "success" else check.called(value)
+    return 'give a callable(response) -> bool, whose dotted path will do in the settings, or "success".'
+
+
 COMPARED = check.must(
     'give a callable(request) -> bytes, a tuple of body field names, "request" or None.',
     lambda value: (
@@ -91,11 +93,12 @@ class Idempotency:
     `ttl`, or more than five minutes ahead.
     """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
-    """The parts of a request that a retry must repeat. Default: method, path, query string, content type and body. A
-    tuple of names compares only these fields of the body. `callable(request) -> bytes` returns bytes that are compared
-    in place of the body. None compares nothing.
+    """What a retry must repeat beside the target of the request: method and path, or, with `operation`, method and the
+    arguments of the URL. Default: query string, content type and body. A tuple of names compares only these fields of
+    the body. `callable(request) -> bytes` returns bytes that are compared in place of the body. None compares nothing
+    but the target.
     """
-    record: Callable[[Any], bool] | Literal["success"] = option(is_final, RECORDED)
+    record: Callable[[Any], bool] | Literal["success"] = option(is_final, recorded)
     """`callable(response) -> bool`, which returns True if this response is final. "success" keeps responses below 400,
     and rolls the view back after every other one.
     """
