@@ -19,8 +19,9 @@ from django.views.decorators import http as method_decorators
 from ..engine.conf import SAFE_METHODS, Options, get_settings
 from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
-from ..engine.declare.registry import Declaration, declaration_of, frameworks
+from ..engine.declare.registry import Declaration, declaration_of
 from ..engine.declare.wrappers import dotted_name, unwrapped
+from ..engine.request.adapters import adapter_of
 
 SHIPPED = (
     *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
@@ -141,9 +142,8 @@ class Answers(NamedTuple):
 def declarations_of(callback: Any) -> Iterator[Answers]:
     """Yield one `Answers` object for each unsafe HTTP method that the callback of a URL supports."""
     for candidate in unwrapped(callback):
-        for framework in frameworks():
-            if (found := framework.declared(candidate)) is not None:
-                return (Answers(*each) for each in found)
+        if (found := adapter_of(candidate).operations(candidate)) is not None:
+            return (Answers(*each) for each in found)
         if (cls := _view_class(candidate)) is not None:
             return (
                 of_handler(cls, _attributes(candidate), method, name, _whole(candidate, cls))

@@ -136,7 +136,7 @@ def duration(minimum: float) -> Check:
     return must(f"give a timedelta or a number of seconds: {minimum} or more, and at most 100 years.", possible)
 
 
-def fernet_keys(value: Any) -> str | None:
+def encryption_keys(value: Any) -> str | None:
     """Check that a value is a tuple of keys for `cryptography.fernet`. This function imports the package `cryptography`
     only if the tuple contains a key.
     """

@@ -51,7 +51,7 @@ class Settings:
     error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))
     require_quoted_key: bool = setting(False, check.of_type(bool))
     store_cookies: bool = setting(False, check.of_type(bool))
-    encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.fernet_keys), secret=True)
+    encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.encryption_keys), secret=True)
     runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     enabled: bool = setting(True, check.of_type(bool))
     options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)

@@ -15,7 +15,7 @@ from django.views import View
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, Options, as_options, merged, resolve
 from ..request.pipeline import as_django_would, take_over
-from .decorators import protected_form, view_call
+from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 
@@ -109,7 +109,7 @@ class IdempotencyMixin:
         if options is None:
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return handler(request, *args, **kwargs)
-        return protected_form(handler, partial(view_call, options))(request, *args, **kwargs)
+        return protected_form(handler, partial(call_of, options))(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Declared:
         """Return the options that are declared for this request, or None if it is not protected.

@@ -120,7 +120,7 @@ class ViewCall:
             return None
         self._attach(operation)
         response = synchronous(self.options.reconcile)(operation)
-        return None if response is None else found(self.ready(response), self.options)
+        return None if response is None else reconciled(self.ready(response), self.options)
 
     def _attach(self, operation: Operation) -> None:
         """Set the attribute `request.idempotency`. In leased mode, also set the attribute `operation.request`."""
@@ -168,7 +168,7 @@ class ViewCall:
         return response  # type: ignore[no-any-return]
 
 
-def found(response: Any, options: Options) -> Finished[HttpResponseBase]:
+def reconciled(response: Any, options: Options) -> Finished[HttpResponseBase]:
     """Return a final result that contains the response of the project's function `reconcile`. If necessary, render the
     response first.
 
