@@ -22,7 +22,7 @@ from django.db import connections, router
 from django.urls import get_resolver
 
 from .endpoints.listing import declarations_of, misplaced, routes
-from .engine.conf import Idempotency, get_settings, resolve
+from .engine.conf import Options, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
@@ -107,11 +107,11 @@ def _misspelled(callback: Any) -> Iterator[str]:
             yield f"{name}.idempotency_actions names {action!r}, a method that the class lacks. Correct the name."
 
 
-def _declared() -> tuple[list[Idempotency], set[str]]:
+def _declared() -> tuple[list[Options], set[str]]:
     """Return the options of all protected routes, and the error messages of the check E007. Each message says which
     options of one route contradict each other.
     """
-    options: list[Idempotency] = []
+    options: list[Options] = []
     problems: set[str] = set()
     for callback in _callbacks():
         for answers in declarations_of(callback):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from django.contrib.admindocs.views import simplify_regex
 
-from ..engine.conf import Idempotency, get_settings
+from ..engine.conf import Options, get_settings
 from ..engine.declare.wrappers import dotted_name
 from . import specification
 from .listing import Endpoint
@@ -57,7 +57,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     return "\n".join(parts)
 
 
-def _section(endpoint: Endpoint, options: Idempotency) -> str:
+def _section(endpoint: Endpoint, options: Options) -> str:
     facts = specification.facts(options)
     facts["Unique for"] += f"; operation `{options.operation or f'{endpoint.method} {endpoint.route}'}`"
     if options.key is None:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from django.urls import URLResolver, get_resolver
 from django.views.decorators import http as method_decorators
 
-from ..engine.conf import SAFE_METHODS, Idempotency, get_settings
+from ..engine.conf import SAFE_METHODS, Options, get_settings
 from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
-from ..engine.declare.registry import Declaration, declaration_of, frameworks
+from ..engine.declare.registry import Declaration, declaration_of
 from ..engine.declare.wrappers import dotted_name, unwrapped
+from ..engine.request.adapters import adapter_of
 
 SHIPPED = (
     *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
@@ -29,7 +30,7 @@ SHIPPED = (
 """The views of Django's admin and of this package. `RedirectView` is here because the admin uses it."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 """This pattern matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
-MODES = {None: "atomic", "retry": "leased", "hold": "leased, hold"}
+MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
 """For each value of the option `on_abandoned`, the name of the mode. The option is None without a lease."""
 ANY = "ANY"
 """The list shows this word for a function that does not declare its methods, for example with `require_POST`."""
@@ -52,7 +53,7 @@ class Endpoint:
     method: str
     route: str
     view: str
-    options: Idempotency | None = None
+    options: Options | None = None
     note: str = ""
     own: bool = True
 
@@ -130,7 +131,7 @@ class Answers(NamedTuple):
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
 
-    def options_for(self, method: str) -> Idempotency | None:
+    def options_for(self, method: str) -> Options | None:
         """Return the options for an HTTP method of the view. If the HTTP method is not protected, return None.
 
         This method raises `IdempotencyConfigurationError` if the options contradict each other.
@@ -141,9 +142,8 @@ class Answers(NamedTuple):
 def declarations_of(callback: Any) -> Iterator[Answers]:
     """Yield one `Answers` object for each unsafe HTTP method that the callback of a URL supports."""
     for candidate in unwrapped(callback):
-        for framework in frameworks():
-            if (found := framework.declared(candidate)) is not None:
-                return (Answers(*each) for each in found)
+        if (found := adapter_of(candidate).operations(candidate)) is not None:
+            return (Answers(*each) for each in found)
         if (cls := _view_class(candidate)) is not None:
             return (
                 of_handler(cls, _attributes(candidate), method, name, _whole(candidate, cls))
@@ -223,7 +223,7 @@ def _attributes(callback: Any) -> Mapping[str, Any]:
     return getattr(callback, "view_initkwargs", None) or getattr(callback, "initkwargs", {})
 
 
-def _note(answers: Answers, options: Idempotency | None) -> str:
+def _note(answers: Answers, options: Options | None) -> str:
     if options is None and answers.declaration is not None:
         if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"

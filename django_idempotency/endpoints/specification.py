@@ -14,7 +14,7 @@ from typing import Any
 
 from django.utils.translation import override
 
-from ..engine.conf import Idempotency, get_settings
+from ..engine.conf import Options, get_settings
 from ..engine.declare.wrappers import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.outcomes import Snapshot
@@ -28,7 +28,7 @@ _BODY = "body (JSON and forms up to 128 KiB by their values)"
 _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
-def facts(options: Idempotency) -> dict[str, str]:
+def facts(options: Options) -> dict[str, str]:
     """Return a dict with the facts that a client must know. The dict maps the name of each fact to a text."""
     return {
         "Key": key_format(options),
@@ -38,7 +38,7 @@ def facts(options: Idempotency) -> dict[str, str]:
     }
 
 
-def key_format(options: Idempotency) -> str:
+def key_format(options: Options) -> str:
     """Return a text about the format of a key.
 
     If the option `key` is set, the text says how the package reads the key, and does not describe the format.
@@ -59,7 +59,7 @@ def key_format(options: Idempotency) -> str:
     return text
 
 
-def lifetime(options: Idempotency) -> str:
+def lifetime(options: Options) -> str:
     """Return a text that says how long a key is kept. For example, the text for 24 hours is "1 day", but the text for
     36 hours is "36 hours".
     """
@@ -69,7 +69,7 @@ def lifetime(options: Idempotency) -> str:
     return f"{count:.10g} {unit}{'' if count == 1 else 's'}"
 
 
-def uniqueness(options: Idempotency) -> str:
+def uniqueness(options: Options) -> str:
     """Return a text that explains the scope of a key to clients. Two callers can use the same key, so the text says how
     the server tells two callers apart.
     """
@@ -79,18 +79,19 @@ def uniqueness(options: Idempotency) -> str:
     return f"the authenticated user, else the credential or session that was sent{others}"
 
 
-def comparison(options: Idempotency) -> str:
+def comparison(options: Options) -> str:
     """Return a text that says how a retry is compared with the first request."""
     chosen = options.fingerprint
+    target = "path" if options.operation is None else "arguments of the URL"
     if chosen is None:
-        return "not at all"
+        return f"method and {target}"
     if callable(chosen):
-        return f"method, path, query string and what {dotted_name(chosen)} returns"
+        return f"method, {target}, query string and what {dotted_name(chosen)} returns"
     body = f"the body fields {', '.join(chosen)}" if isinstance(chosen, tuple) else _BODY
-    return f"method, path, query string, content type and {body}"
+    return f"method, {target}, query string, content type and {body}"
 
 
-def documented_responses(options: Idempotency) -> list[Problem]:
+def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
@@ -105,7 +106,7 @@ def documented_responses(options: Idempotency) -> list[Problem]:
             (options.scope is None and options.anonymous == "refuse", problems.anonymous_refused()),
             (options.may_replay is not None, problems.replay_refused()),
             (True, replace(outstanding, title="Accepted", detail=still) if outstanding.status == 202 else outstanding),
-            (options.policy == "hold", problems.outcome_unknown()),
+            (options.policy in ("retry-keyed", "hold"), problems.outcome_unknown()),
             (options.late_keys == "refuse", problems.key_too_old()),
             (True, problems.already_used(options)),
             (True, replace(problems.response_not_stored(kept), detail=not_kept)),
@@ -120,7 +121,7 @@ def documented_responses(options: Idempotency) -> list[Problem]:
 
 def describe(
     operation: Schema,
-    options: Idempotency,
+    options: Options,
     *,
     required: bool,
     status_type: type = str,
@@ -175,7 +176,7 @@ def describe(
             response.setdefault("content", {}).setdefault(media_type, {"schema": form})
 
 
-def _key(options: Idempotency, required: bool) -> Schema:
+def _key(options: Options, required: bool) -> Schema:
     """Return the OpenAPI parameter for the request header that contains the key."""
     conf = get_settings()
     described = [f"{name}: {text}" for name, text in facts(options).items()]

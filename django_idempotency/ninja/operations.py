@@ -31,6 +31,7 @@ from ..engine.declare.registry import MARK, Declaration, declare, given
 from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
+from ..engine.request.adapters import Adapter
 from ..engine.request.callers import auth_scope
 from ..engine.request.view_call import ViewCall
 from ..engine.stores import alias_of
@@ -85,7 +86,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
             f"{WAY_OUT}"
         )
 
-    def view_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
+    def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
         request = args[0] if args else None
         if not isinstance(request, HttpRequest):
             raise IdempotencyConfigurationError(f"{unprotected!r} was called without a Ninja request.{WAY_OUT}")
@@ -99,7 +100,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         call.operation = operation
         return call
 
-    protected: Any = wraps(view)(protected_form(view, view_call))
+    protected: Any = wraps(view)(protected_form(view, make_call))
     # An annotation can be a string. Django Ninja must resolve a string annotation in the module of the decorated
     # function, and not in this module.
     protected.__signature__ = get_typed_signature(view)
@@ -209,40 +210,32 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
     return operation._result_to_response(request, result, temporal)
 
 
-# --- see `engine.declare.registry.frameworks`
+class NinjaAdapter(Adapter):
+    """The calls of Django Ninja's operations are made by `idempotent_operation`, which knows the operation."""
+
+    def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
+        """Return what the base class says. The callback of a URL is a closure, which contains a `PathView` object with
+        all operations of the URL.
+        """
+        enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
+        path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
+        if path_view is None:
+            return None
+        return (
+            (method, dotted_name(operation.view_func), getattr(operation, MARK, None))
+            for operation in path_view.operations
+            for method in operation.methods
+            if method not in SAFE_METHODS
+        )
+
+    def response(self, returned: Any, target: Any) -> HttpResponseBase:
+        """Convert the value as if the operation had returned it, with an empty request object."""
+        if not isinstance(target, Operation):
+            return super().response(returned, target)
+        request = HttpRequest()
+        request.method = next(method for method in target.methods if method not in SAFE_METHODS)
+        response: HttpResponseBase = converted(target, request, returned)
+        return response
 
 
-def declared(callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-    """If a URL belongs to Django Ninja, return one tuple for each unsafe HTTP method. For all other URLs, return None.
-
-    The callback of the URL is a closure. It contains a `PathView` object, which has all operations of the URL.
-    """
-    enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
-    path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
-    if path_view is None:
-        return None
-    return (
-        (method, dotted_name(operation.view_func), getattr(operation, MARK, None))
-        for operation in path_view.operations
-        for method in operation.methods
-        if method not in SAFE_METHODS
-    )
-
-
-def view_call(*args: Any) -> None:
-    """Return None. There is nothing to do here, because the decorator `idempotent_operation` makes each `NinjaViewCall`
-    object.
-    """
-
-
-def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """Make a response from a value that `reconcile` has returned.
-
-    Django Ninja converts the value as if the operation had returned it. The conversion uses an empty request object.
-    """
-    if not isinstance(declaration.target, Operation):
-        return None
-    request = HttpRequest()
-    request.method = next(method for method in declaration.target.methods if method not in SAFE_METHODS)
-    found: HttpResponseBase = converted(declaration.target, request, returned)
-    return found
+ADAPTER = NinjaAdapter()

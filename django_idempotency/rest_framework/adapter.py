@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +17,11 @@ from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
-from ..engine.conf import Idempotency
-from ..engine.declare.registry import Declaration
+from ..engine.conf import Options
+from ..engine.declare.wrappers import innermost
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
+from ..engine.request.adapters import Adapter
 from ..engine.request.callers import auth_scope, is_authenticated
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable
 from ..engine.request.view_call import ViewCall
@@ -134,37 +134,33 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def view_call(
-    request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Idempotency
-) -> RestFrameworkViewCall | None:
-    """Return a `RestFrameworkViewCall` for one call of a protected handler. If the request does not come from the REST
-    framework, return None.
-    """
-    if not isinstance(request, Request):
-        return None
-    return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
+class RestFrameworkAdapter(Adapter):
+    def is_request(self, candidate: Any) -> bool:
+        return isinstance(candidate, Request)
+
+    def call(
+        self, request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+    ) -> RestFrameworkViewCall:
+        return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
+
+    def response(self, returned: Any, target: Any) -> HttpResponseBase:
+        """Render a response with the view's own JSON renderer, or with the framework's.
+
+        The format is always JSON, because no client waits for this response. The view's method `finalize_response` is
+        not called.
+        """
+        if not isinstance(returned, Response) or returned.is_rendered:
+            return returned  # type: ignore[no-any-return]
+        if not hasattr(target, "renderer_classes"):  # a method has none, so ask the class that defines the method
+            owner = getattr(target, "__qualname__", "").rpartition(".")[0]
+            target = getattr(innermost(target), "__globals__", {}).get(owner)
+        renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
+        renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
+        context: dict[str, Any] = {"view": None, "request": None, "args": (), "kwargs": {}, "response": returned}
+        returned.accepted_renderer = renderer
+        returned.accepted_media_type = renderer.media_type
+        vars(returned)["renderer_context"] = context
+        return returned
 
 
-def declared(callback: Any) -> None:
-    """Return None, because the module `endpoints.listing` itself finds the views of the REST framework."""
-
-
-def response(returned: Any, declaration: Declaration) -> HttpResponseBase | None:
-    """If the project's function `reconcile` has returned a response, prepare this response for a JSON renderer. The
-    format is always JSON, because no client waits for this response.
-
-    If the view has its own JSON renderer, the function uses this renderer. The function does not call the view's method
-    `finalize_response`.
-    """
-    if not isinstance(returned, Response) or returned.is_rendered:
-        return None
-    target = declaration.target
-    if not hasattr(target, "renderer_classes"):  # a method has no renderers, so use the class that defines the method
-        owner = getattr(target, "__qualname__", "").rpartition(".")[0]
-        target = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
-    renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
-    renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
-    returned.accepted_renderer = renderer
-    returned.accepted_media_type = renderer.media_type
-    vars(returned)["renderer_context"] = {"view": None, "request": None, "args": (), "kwargs": {}, "response": returned}
-    return returned
+ADAPTER = RestFrameworkAdapter()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.engine.conf.options import DEFAULTS, OPTION_NAMES
+from django_idempotency.engine.conf.options import OPTION_NAMES, defaults
 from django_idempotency.engine.conf.settings import SETTING_NAMES, Settings
 from tests.acceptance.reference import DOCS, pages, updated
 
@@ -34,7 +34,7 @@ IN_WORDS = {
     "scope": "the caller",
     "operation": "method and route",
     "key": "the header",
-    "record": "below 500, not 401, 403, 408, 423, 425, 429",
+    "record": "below 500, not 401, 403, 408, 412, 423, 425, 429",
     "using": "the write alias",
 }
 
@@ -42,7 +42,7 @@ IN_WORDS = {
 def test_the_defaults_are_those_of_the_code() -> None:
     """Those that are functions or decided later are described in words."""
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", (DOCS / "options.md").read_text()))
-    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in DEFAULTS.given().items()}
+    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in defaults(leased=False).items()}
     expected |= {name: shown(getattr(Settings(), name.lower())) for name in rows if name.isupper()}
 
     assert rows == expected

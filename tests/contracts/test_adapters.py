@@ -123,7 +123,7 @@ class TestOutcomes:
         assert marks(sent) == [(status, "false"), (status, "true")]
         assert (sent[0].kept == sent[1].kept, counts()) == (True, (1, 1))
 
-    @pytest.mark.parametrize("status", [401, 403, 408, 423, 425, 429])
+    @pytest.mark.parametrize("status", [401, 403, 408, 412, 423, 425, 429])
     def test_an_answer_that_is_not_final_frees_the_key(self, http: Adapter, status: int) -> None:
         """Its writes stay: a counter of wrong PINs counts."""
         send = http.protect(answers(status))
@@ -140,6 +140,24 @@ class TestOutcomes:
     def test_the_project_decides_what_is_final(self, http: Adapter) -> None:
         send = http.protect(answers(404), record=lambda response: response.status_code != 404)
         assert marks([send(), send()]) == [(404, "false")] * 2
+
+    @pytest.mark.parametrize("status", [200, 302])
+    def test_a_success_is_kept_under_record_success(self, http: Adapter, status: int) -> None:
+        send = http.protect(answers(status), record="success")
+        assert marks([send(), send()]) == [(status, "false"), (status, "true")]
+        assert counts() == (1, 1)
+
+    @pytest.mark.parametrize("status", [400, 404, 409, 422, 429, 500])
+    def test_an_error_is_rolled_back_under_record_success(self, http: Adapter, status: int) -> None:
+        """The sender of a webhook repeats after any error, and the repeated event starts clean."""
+        send = http.protect(answers(status), record="success")
+        assert marks([send(), send()]) == [(status, "false")] * 2
+        assert (counts(), len(RUNS)) == ((0, 0), 2)
+
+    def test_an_answer_to_an_exception_is_not_kept_under_record_success(self, answering: Adapter) -> None:
+        send = answering.protect(raises(Refusal(402)), record="success")
+        assert marks([send(), send()]) == [(402, "false")] * 2
+        assert (counts(), len(RUNS)) == ((0, 0), 2)
 
     def test_nobody_decides_that_a_server_error_is_final(self, http: Adapter) -> None:
         send = http.protect(answers(500), record=lambda response: True)
@@ -161,7 +179,7 @@ class TestOutcomes:
         assert marks(sent) == [(status, "false"), (status, "true")]
         assert (sent[0].kept == sent[1].kept, counts(), len(RUNS)) == (True, (0, 1), 1)
 
-    @pytest.mark.parametrize("status", [401, 403, 423, 429, 500, 503])
+    @pytest.mark.parametrize("status", [401, 403, 412, 423, 429, 500, 503])
     def test_another_answer_to_an_exception_frees_the_key(self, answering: Adapter, status: int) -> None:
         send = answering.protect(raises(Refusal(status)))
         assert marks([send(), send()]) == [(status, "false")] * 2

@@ -75,7 +75,7 @@ urlpatterns = [
     path("pay/optional", idempotent(lease=LEASE, required=False)(pay)),
     path("hooked", idempotent(retry)(hooked)),
     path("hooked/hold", idempotent(hold)(hooked)),
-    path("changed", idempotent(operation="changed", lease=LEASE)(hooked)),
+    path("changed", idempotent(operation="changed", fingerprint=None, lease=LEASE)(hooked)),
     path("changed/atomic", idempotent(operation="changed", fingerprint=None)(hooked)),
     path("status/", include("django_idempotency.urls")),
 ]

@@ -20,7 +20,7 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
 
 
-@pytest.mark.parametrize("status", [401, 403, 408, 423, 425, 429])
+@pytest.mark.parametrize("status", [401, 403, 408, 412, 423, 425, 429])
 def test_not_now_commits_and_frees_the_key(post: Post, status: int) -> None:
     """A counter of wrong PINs counts, and the retry runs."""
     responses = [post(f"/answer?status={status}") for _ in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -182,11 +183,27 @@ def test_options_fall_through_the_classes() -> None:
     class On(Off):
         idempotency = {"ttl": 200}
 
-    view = Base()
-    assert (view.get_idempotency_options().ttl, view.get_idempotency_options().wait) == (100, 1)
+    assert Base().get_idempotency_options().given() == {"ttl": 100, "wait": 1}
     assert Off().get_idempotency_options() is None
-    view = On()
-    assert (view.get_idempotency_options().ttl, view.get_idempotency_options().wait) == (200, 0)
+    assert On().get_idempotency_options().given() == {"ttl": 200}
+
+
+def test_options_of_a_request_may_change_those_of_the_class(rf: Any, key: str, settings: Any) -> None:
+    """The project's defaults are applied to what comes out: here to a lease that only this request has."""
+    settings.IDEMPOTENCY = {"ON_ABANDONED": "hold"}
+
+    class Payments(IdempotencyMixin, APIView):
+        idempotency = Idempotency(ttl=600)
+
+        def post(self, request: Any) -> Response:
+            return Response()
+
+        def get_idempotency_options(self) -> Any:
+            return replace(super().get_idempotency_options(), lease=60)
+
+    assert replayed(Payments.as_view()(rf.post("/", headers={"Idempotency-Key": key}))) == "false"
+    row = IdempotencyKey.objects.get()
+    assert (row.policy, (row.expires_at - row.created_at).total_seconds() < 700) == ("hold", True)
 
 
 @pytest.mark.parametrize(

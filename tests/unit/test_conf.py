@@ -43,7 +43,7 @@ from tests.at_rest import OLD
         *(("operation", v) for v in ("", 1)),
         ("key", "header"),
         *(("fingerprint", v) for v in ("body", [], ("a", 1), (), 5)),
-        *(("record", v) for v in (None, 200)),
+        *(("record", v) for v in (None, 200, "failure")),
         ("may_replay", True),
         *(("store_body", v) for v in (None, 0)),
         *(("max_body_bytes", v) for v in (-1, 1.5, True)),
@@ -77,7 +77,7 @@ def test_a_copy_has_the_same_options(copied: Any) -> None:
 def test_the_default_rule_of_what_is_final() -> None:
     """Below 500, and not one of those that a retry may change."""
     statuses = [s for s in range(200, 600) if not is_final(type("Response", (), {"status_code": s}))]
-    assert statuses == [401, 403, 408, 423, 425, 429, *range(500, 600)]
+    assert statuses == [401, 403, 408, 412, 423, 425, 429, *range(500, 600)]
 
 
 def test_ttl_and_lease_are_refused_where_they_are_written() -> None:
@@ -228,7 +228,7 @@ def test_callables_may_be_dotted_paths(settings: Any, name: str) -> None:
 
 def test_other_texts_are_no_paths(settings: Any) -> None:
     """And a list is as good as a tuple."""
-    settings.IDEMPOTENCY = {"FINGERPRINT": "request", "ANONYMOUS": "refuse", "CREDENTIAL_HEADERS": ["X-Key"]}
+    settings.IDEMPOTENCY = {"FINGERPRINT": "request", "RECORD": "success", "CREDENTIAL_HEADERS": ["X-Key"]}
     conf = get_settings()
-    assert (conf.options.fingerprint, conf.options.anonymous) == ("request", "refuse")
+    assert (conf.options.fingerprint, conf.options.record) == ("request", "success")
     assert conf.credential_headers == ("X-Key",)

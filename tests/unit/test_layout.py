@@ -1,4 +1,4 @@
-"""The tests' own layout: CONTRIBUTING.md says where a test belongs."""
+"""The layout of the tests, as CONTRIBUTING.md tells it, and what the modules of the package leave alone."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def test_no_test_module_has_more_than_400_lines() -> None:
     """A reader finds the test of a rule by the name of its module, so a module tests few rules."""
     lines = {str(module.relative_to(TESTS)): len(module.read_text().splitlines()) for module in TESTS.rglob("*.py")}
     assert {name: number for name, number in lines.items() if number > 400} == {}
+
+
+def test_what_is_imported_decides_nothing() -> None:
+    """Only whether gevent has patched the threads is asked of `sys.modules`, because gevent says it nowhere else."""
+    package = TESTS.parent / "django_idempotency"
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if "sys.modules" in path.read_text()}
+    assert found == {"engine/stores/messages.py"}

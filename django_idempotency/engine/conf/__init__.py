@@ -1,7 +1,7 @@
 """This package defines the options of protected endpoints, and reads the project's `IDEMPOTENCY` setting."""
 
 from .fields import SAFE_METHODS
-from .options import Idempotency, Keywords, OnceKeywords, as_options, for_methods
+from .options import Idempotency, Keywords, OnceKeywords, Options, as_options, for_methods, given_by, merged
 from .settings import get_settings, meta_name, resolve
 
 __all__ = [
@@ -9,9 +9,12 @@ __all__ = [
     "Idempotency",
     "Keywords",
     "OnceKeywords",
+    "Options",
     "as_options",
     "for_methods",
     "get_settings",
+    "given_by",
+    "merged",
     "meta_name",
     "resolve",
 ]

@@ -26,9 +26,17 @@ class Unset:
     """
 
 
-def option(default: Any, check: Check) -> Any:
-    """Return a field of the class `Idempotency`. If an option is not set, the package uses the default."""
-    return field(default=Unset, metadata={"default": default, "check": check})
+def option(default: Any, check: Check, *, atomic: tuple[Any, ...] = (), leased: Any = Unset) -> Any:
+    """Return a field of the class `Idempotency`.
+
+    Args:
+        default: the value that the option has if nobody sets it.
+        check: what `Idempotency(…)` asks about each value.
+        atomic: the values that an endpoint without `lease` can have. Empty: all.
+        leased: the default with `lease`, if it is another one.
+    """
+    of_leased = default if leased is Unset else leased
+    return field(default=Unset, metadata={"default": default, "leased": of_leased, "check": check, "atomic": atomic})
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
@@ -128,7 +136,7 @@ def duration(minimum: float) -> Check:
     return must(f"give a timedelta or a number of seconds: {minimum} or more, and at most 100 years.", possible)
 
 
-def fernet_keys(value: Any) -> str | None:
+def encryption_keys(value: Any) -> str | None:
     """Check that a value is a tuple of keys for `cryptography.fernet`. This function imports the package `cryptography`
     only if the tuple contains a key.
     """

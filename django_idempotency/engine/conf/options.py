@@ -1,19 +1,24 @@
-"""This module declares the options of a protected endpoint. `Idempotency(…)` raises an error for a wrong option."""
+"""Which options does a protected endpoint have? Each option stands in the class `Idempotency`, with its type, its
+default, its check and what it means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...exceptions import IdempotencyConfigurationError
+from ..protocol.outcomes import Verdict
 from . import fields as check
 from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
 
-NOT_FINAL = frozenset({401, 403, 408, 423, 425, 429})
-"""Client errors that are not final, because the request can succeed later, or with other credentials."""
+NOT_FINAL = frozenset({401, 403, 408, 412, 423, 425, 429})
+"""Client errors that are not final, because the request can succeed later, with other credentials, or with another
+`If-Match`.
+"""
 
 
 def is_final(response: Any) -> bool:
@@ -21,6 +26,12 @@ def is_final(response: Any) -> bool:
     the set `NOT_FINAL` does not contain this status.
     """
     return response.status_code < 500 and response.status_code not in NOT_FINAL
+
+
+def recorded(value: Any) -> str | None:
+    if value == "success" or callable(value):
+        return None if value == "success" else check.called(value)
+    return 'give a callable(response) -> bool, whose dotted path will do in the settings, or "success".'
 
 
 COMPARED = check.must(
@@ -40,69 +51,75 @@ OnAbandoned = Literal["retry-keyed", "retry", "hold"]
 # keys are `Idempotency` objects.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
-    """An `Idempotency` object has the options of a protected endpoint.
+    """The options that a decorator, a class or a setting declares for a protected endpoint.
 
-    If an option is missing, the package looks for it in the view class, and then in the base classes. If no class has
-    the option, the package uses the project's setting or the default. A duration is a `timedelta` or a number of
-    seconds.
+    An option that you leave out comes from the view class, then from its base classes, then from the project's setting,
+    and is the package's default otherwise. A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
-
-    Attributes:
-        ttl: how long the result is kept and replayed, counted from the claim.
-        required: True answers 400 to a request without a key. With False its view runs unprotected.
-        methods: the HTTP methods that are protected. Others pass through.
-        wait: how long a duplicate of a running request waits for its result before the conflict answer.
-        in_progress_status: 409 or 429. With a lease also 202, with the `Location` of a status page.
-        mismatch_status: 422 or 409, for a key that is used again with another payload.
-        lease: None runs the view in one transaction. A duration means leased mode, for views with external calls. If a
-            worker dies, its claim ends after this duration.
-        on_abandoned: whether an external call is repeated while its first outcome is unknown. "retry-keyed" repeats it
-            only if each attempt asked for its derived key first and the key is still remembered there (see
-            `DERIVED_KEYS_LAST`); otherwise the key waits for `reconcile` or a person. "retry" always repeats it, "hold"
-            never.
-        reconcile: `callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs
-            `operation`. Returns the final response. With None, the view runs again. `operation.request` is the request,
-            or None when `recover_idempotency_keys` asks.
-        scope: `callable(request) -> str`, which identifies the caller.
-        anonymous: "shared" or "refuse", for callers without any credential.
-        operation: the name of the operation. Default: method and route.
-        key: `callable(request) -> str | None` that reads the key. Default: the header.
-        late_keys: "refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is
-            older than `ttl`, or more than five minutes ahead.
-        fingerprint: the parts of a request that a retry must repeat. Default: method, path, query string, content type
-            and body. A tuple of names compares only these fields of the body. `callable(request) -> bytes` returns
-            bytes that are compared in place of the body. None compares nothing.
-        record: `callable(response) -> bool`, which returns True if this response is final.
-        may_replay: `callable(request, …) -> bool`, called before a replay. False answers 403.
-        store_body: False keeps a tombstone instead of the response.
-        max_body_bytes: a larger response, or a streaming one, leaves a tombstone.
-        using: the database alias of the business write. Default: the write alias.
-        observe: True runs each request, and only logs which requests would have been refused or replayed.
     """
 
     ttl: timedelta | float = option(timedelta(hours=24), check.duration(1))
+    """How long the result is kept and replayed, counted from the claim."""
     required: bool = option(True, check.YES_OR_NO)
+    """True answers 400 to a request without a key. With False its view runs unprotected."""
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
+    """The HTTP methods that are protected. Others pass through."""
     wait: timedelta | float = option(0, check.duration(0))
-    in_progress_status: Literal[202, 409, 429] = option(409, check.one_of(409, 429, 202))
+    """How long a duplicate of a running request waits for its result before the conflict answer."""
+    in_progress_status: Literal[202, 409, 429] = option(409, check.one_of(409, 429, 202), atomic=(409, 429))
+    """409 or 429. With a lease also 202, with the `Location` of a status page."""
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
+    """422 or 409, for a key that is used again with another payload."""
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
-    on_abandoned: OnAbandoned = option("retry-keyed", check.one_of("retry-keyed", "retry", "hold"))
-    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE))
+    """None runs the view in one transaction. A duration means leased mode, for views with external calls: if a worker
+    dies, its claim ends after this duration.
+    """
+    on_abandoned: OnAbandoned = option(
+        "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",)
+    )
+    """Whether an external call is repeated while its first outcome is unknown. "retry-keyed" repeats it only if each
+    attempt asked for its derived key first and the key is still remembered there (see `DERIVED_KEYS_LAST`); otherwise
+    the key waits for `reconcile` or a person. "retry" always repeats it, "hold" never.
+    """
+    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE), atomic=(None,))
+    """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`.
+    Returns the final response; after None, the view runs again. `operation.request` is the request, or None when
+    `recover_idempotency_keys` asks.
+    """
     scope: Callable[[Any], str] | None = option(None, check.or_none(check.called))
+    """`callable(request) -> str`, which identifies the caller."""
     anonymous: Literal["shared", "refuse"] = option("shared", check.one_of("shared", "refuse"))
+    """"shared" or "refuse", for callers without any credential."""
     operation: str | None = option(None, check.or_none(check.NAME))
+    """The name of the operation. Default: method and route."""
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
+    """`callable(request) -> str | None` that reads the key. Default: the header."""
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
+    """"refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is older than
+    `ttl`, or more than five minutes ahead.
+    """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
-    record: Callable[[Any], bool] = option(is_final, check.called)
+    """What a retry must repeat beside the target of the request: method and path, or, with `operation`, method and the
+    arguments of the URL. Default: query string, content type and body. A tuple of names compares only these fields of
+    the body. `callable(request) -> bytes` returns bytes that are compared in place of the body. None compares nothing
+    but the target.
+    """
+    record: Callable[[Any], bool] | Literal["success"] = option(is_final, recorded)
+    """`callable(response) -> bool`, which returns True if this response is final. "success" keeps responses below 400,
+    and rolls the view back after every other one.
+    """
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
+    """`callable(request, …) -> bool`, called before a replay. False answers 403."""
     store_body: bool = option(True, check.YES_OR_NO)
+    """False keeps a tombstone instead of the response."""
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
+    """A larger response, or a streaming one, leaves a tombstone."""
     using: str | None = option(None, check.or_none(check.NAME))
+    """The database alias of the business write. Default: the write alias."""
     observe: bool = option(False, check.YES_OR_NO)
+    """True runs each request, and only logs which requests would have been refused or replayed."""
 
     if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known options
 
@@ -115,7 +132,7 @@ class Idempotency:
         given = self.given()
         for name, value in given.items():
             refuse_impossible(f"idempotency option {name}={value!r}", OPTIONS[name], value)
-        if None not in (given.get("ttl"), given.get("lease")) and self.ttl_seconds <= (self.lease_seconds or 0):
+        if None not in (given.get("ttl"), given.get("lease")) and seconds_of(self.ttl) <= seconds_of(given["lease"]):
             raise IdempotencyConfigurationError(
                 f"idempotency options ttl={self.ttl!r} and lease={self.lease!r}: ttl must exceed lease, or the key "
                 "could be forgotten while the view still runs."
@@ -124,6 +141,34 @@ class Idempotency:
     def given(self) -> dict[str, Any]:
         """Return a dict of the options that were given to this object."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
+
+
+class Options(Idempotency):
+    """The options of one endpoint, in which each option has a value. `resolve()` makes it.
+
+    Raises:
+        IdempotencyConfigurationError: for options that contradict each other.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.given().items():
+            if not fits(name, value, leased=self.lease is not None):
+                raise IdempotencyConfigurationError(
+                    f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), for "
+                    f"example, or leave {name} out."
+                )
+        if self.reconcile is not None and self.operation is None:
+            raise IdempotencyConfigurationError(
+                f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key keeps the name of "
+                'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
+            )
+
+    def verdict_on(self, response: Any) -> Verdict:
+        """Return what a response of the view does to its writes and to the key."""
+        if response.status_code >= (400 if self.record == "success" else 500):
+            return Verdict.ROLL_BACK
+        return Verdict.KEEP if self.record == "success" or self.record(response) else Verdict.RELEASE
 
     @cached_property
     def ttl_seconds(self) -> float:
@@ -145,7 +190,32 @@ class Idempotency:
 
 OPTIONS = declared(Idempotency)
 OPTION_NAMES = tuple(OPTIONS)
-DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPTIONS.items()})
+
+
+def defaults(*, leased: bool) -> dict[str, Any]:
+    return {name: field.metadata["leased" if leased else "default"] for name, field in OPTIONS.items()}
+
+
+def fits(name: str, value: Any, *, leased: bool) -> bool:
+    """Return whether an endpoint in this mode can have the value."""
+    return leased or value in (OPTIONS[name].metadata["atomic"] or (value,))
+
+
+def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
+    """Return what the layers give together. The nearest layer comes first and wins."""
+    given: dict[str, Any] = {}
+    for layer in reversed((*layers,)):
+        given |= layer.given()
+    return given
+
+
+@lru_cache(maxsize=1024)
+def merged(*layers: Idempotency) -> Idempotency:
+    """Return one layer that has the options of all.
+
+    The same layers return the same object, because `resolve` caches its result by the object.
+    """
+    return Idempotency(**given_by(layers))
 
 
 @lru_cache
@@ -206,7 +276,7 @@ class Keywords(OnceKeywords, total=False):
     key: Callable[[Any], str | None] | None
     late_keys: Literal["run", "refuse"]
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None
-    record: Callable[[Any], bool]
+    record: Callable[[Any], bool] | Literal["success"]
     may_replay: Callable[..., bool] | None
     store_body: bool
     max_body_bytes: int

@@ -1,7 +1,7 @@
 """This module reads the project's `IDEMPOTENCY` setting.
 
 The project can set options in a decorator, in a view class and in the `IDEMPOTENCY` setting. The function `resolve`
-merges all options into one `Idempotency` object.
+merges all of them into one `Options` object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from ...exceptions import IdempotencyConfigurationError
 from . import fields as check
 from .fields import declared, refuse_impossible, refuse_unknown, setting
-from .options import DEFAULTS, OPTION_NAMES, OPTIONS, Idempotency
+from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, fits, given_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,11 @@ class Settings:
     error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))
     require_quoted_key: bool = setting(False, check.of_type(bool))
     store_cookies: bool = setting(False, check.of_type(bool))
-    encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.fernet_keys), secret=True)
+    encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.encryption_keys), secret=True)
     runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
     enabled: bool = setting(True, check.of_type(bool))
-    options: Idempotency = DEFAULTS
+    options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)
 
 
 @lru_cache(maxsize=64)
@@ -69,9 +69,6 @@ def meta_name(header: str) -> str:
 
 _SETTINGS = declared(Settings)
 SETTING_NAMES = tuple(name.upper() for name in (*_SETTINGS, *OPTION_NAMES))
-
-
-LEASED_ONLY = ("on_abandoned", "reconcile", "in_progress_status")
 
 
 @lru_cache(maxsize=1)
@@ -85,6 +82,11 @@ def get_settings() -> Settings:
     for given, written in raw.items():
         name = str(given).lower()
         refuse_unknown("IDEMPOTENCY setting", name.upper(), SETTING_NAMES)
+        if name == "operation":
+            raise IdempotencyConfigurationError(
+                f"IDEMPOTENCY[{name.upper()!r}]={written!r}: with one name for all operations, a key of one would be "
+                "answered with the response of another. Pass operation= to the decorator, the class or the call."
+            )
         (options if name in OPTIONS else own)[name] = _value(name, written)
     return Settings(**own, options=Idempotency(**options))
 
@@ -107,38 +109,24 @@ def _value(name: str, written: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def resolve(*layers: Idempotency) -> Idempotency:
-    """Merge all layers of options with the `IDEMPOTENCY` setting and the package's defaults.
+def resolve(*layers: Idempotency) -> Options:
+    """Merge the layers, the nearest first, with the `IDEMPOTENCY` setting and the defaults.
 
-    If several layers set the same option, the value comes from the layer that comes first in this list.
+    What the layers declare must fit together. The setting speaks about endpoints of every kind, so an option of it that
+    does not fit this endpoint is not applied: the ones of leased mode without a lease, and `reconcile` without an
+    `operation`.
 
-    The merged options are cached for each combination of layers. When a test changes the `IDEMPOTENCY` setting, the
-    cache is emptied.
+    The result is cached for each combination of layers until a test changes the setting.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
     """
-    merged = DEFAULTS.given()
-    for layer in reversed((*layers, get_settings().options)):
-        merged.update(layer.given())
-    if merged["lease"] is None:
-        for name in LEASED_ONLY:
-            # Some options are only for views with a lease. The `IDEMPOTENCY` setting can contain options for leased
-            # mode even if it contains no `lease`, because a view can set its own `lease`. But a view without a lease
-            # must not set `on_abandoned="hold"`, `reconcile` or `in_progress_status=202`.
-            if merged[name] not in (429, getattr(DEFAULTS, name)) and any(name in layer.given() for layer in layers):
-                raise IdempotencyConfigurationError(
-                    f"idempotency option {name}={merged[name]!r} is about leased mode. Pass "
-                    f"lease=timedelta(minutes=2), for example, or leave {name} out."
-                )
-        if merged["in_progress_status"] == 202:
-            merged["in_progress_status"] = 409
-    elif merged["reconcile"] is not None and merged["operation"] is None:
-        raise IdempotencyConfigurationError(
-            f"idempotency option reconcile={merged['reconcile']!r} needs operation=, because a key keeps the name of "
-            'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
-        )
-    return Idempotency(**merged)
+    given, project = given_by(layers), get_settings().options.given()
+    leased = given.get("lease", project.get("lease")) is not None
+    project = {name: value for name, value in project.items() if fits(name, value, leased=leased)}
+    if given.get("operation") is None:
+        project.pop("reconcile", None)
+    return Options(**defaults(leased=leased) | project | given)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

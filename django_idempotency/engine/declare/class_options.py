@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import SAFE_METHODS, Idempotency, as_options, resolve
+from ..conf import SAFE_METHODS, Idempotency, Options, as_options, merged, resolve
 from ..request.pipeline import as_django_would, take_over
-from .decorators import protected_form, view_call
+from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 
-Options = Idempotency | Mapping[str, Any] | None
+Declared = Idempotency | Mapping[str, Any] | None
 """The values that the attribute `idempotency` can have. With the value None, the class is not protected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 """Handlers that a view must define itself. `head`, `options` and `trace` are left out, because Django may add them."""
@@ -50,8 +50,8 @@ class IdempotencyMixin:
             is made.
     """
 
-    idempotency: ClassVar[Options] = INHERIT
-    idempotency_actions: ClassVar[Mapping[str, Options]] = {}
+    idempotency: ClassVar[Declared] = INHERIT
+    idempotency_actions: ClassVar[Mapping[str, Declared]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -109,20 +109,20 @@ class IdempotencyMixin:
         if options is None:
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return handler(request, *args, **kwargs)
-        return protected_form(handler, partial(view_call, options))(request, *args, **kwargs)
+        return protected_form(handler, partial(call_of, options))(request, *args, **kwargs)
 
-    def get_idempotency_options(self) -> Options:
-        """Return the options for this request, or None if the request is not protected.
+    def get_idempotency_options(self) -> Declared:
+        """Return the options that are declared for this request, or None if it is not protected.
 
-        The mixin calls this method after authentication. A view class can override this method. Then the options can
-        depend on `self.request` or `self.action`.
+        The mixin calls this method after authentication. Override it to let the options depend on `self.request` or
+        `self.action`. What it leaves out comes from the project's setting and the defaults.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
         layers = class_layers(type(self), vars(self), name)
-        return resolve(*layers) if layers else None
+        return merged(*layers) if layers else None
 
-    def options_for(self, handler: Callable[..., Any], method: str) -> Idempotency | None:
+    def options_for(self, handler: Callable[..., Any], method: str) -> Options | None:
         """Return the options of this handler, or None if the current request is not protected."""
         given = checked(self.get_idempotency_options())
         if given is None:
@@ -139,7 +139,7 @@ class IdempotencyMixin:
 IdempotencyMixin.__doc__ = None
 
 
-def checked(value: Options) -> Idempotency | None:
+def checked(value: Declared) -> Idempotency | None:
     """Convert the options into an `Idempotency` object. If the argument is None, return None.
 
     If an option is unknown or has an invalid value, the function raises `IdempotencyConfigurationError`.
@@ -203,7 +203,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 
 
 @lru_cache(maxsize=1024)
-def _declared_layers(cls: Any, nearest: Options) -> tuple[Any, ...]:
+def _declared_layers(cls: Any, nearest: Declared) -> tuple[Any, ...]:
     """Return the attribute `idempotency` of the class and of each base class, in the order of the MRO.
 
     The argument `nearest` is the value of the attribute `idempotency` of the nearest class. The function uses the

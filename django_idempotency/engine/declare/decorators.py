@@ -4,7 +4,6 @@ functions with the same engine.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar, Unpack, overload
@@ -13,13 +12,14 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Keywords, OnceKeywords, resolve
+from ..conf import Idempotency, Keywords, OnceKeywords, Options, resolve
 from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
+from ..request.adapters import adapter_of
 from ..request.pipeline import handle, take_over
 from ..request.view_call import ViewCall
-from .placement import refuse_class, refuse_routing, refuse_view
-from .registry import Declaration, declare, frameworks, given, register, with_verb
+from .placement import NINJA, refuse_class, refuse_routing, refuse_view
+from .registry import Declaration, declare, given, register, with_verb
 from .wrappers import method_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,8 +68,9 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
         if args and isinstance(args[0], HttpRequest):
             call = ViewCall(args[0], unprotected, args, kwargs, options)
         else:
-            call = view_call(options, unprotected, args, kwargs)
-        if (is_dispatch or "ninja" in sys.modules) and call.method in options.methods:
+            call = call_of(options, unprotected, args, kwargs)
+        callback = getattr(call.request.resolver_match, "func", None)
+        if (is_dispatch or getattr(callback, "__module__", "") == NINJA) and call.method in options.methods:
             refuse_class(view, args)
         return call
 
@@ -80,20 +81,16 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
     return protected  # type: ignore[no-any-return]
 
 
-def view_call(options: Idempotency, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a `ViewCall` with the request of the view.
+def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
+    """Return the `ViewCall` of a protected view.
 
-    The request is one of the first two positional arguments of the view, or the keyword argument `request`. The request
-    object can be a request of Django, of the REST framework or of Django Ninja.
+    The request is one of the first two positional arguments of the view, or the keyword argument `request`. It can be a
+    request of Django, of the REST framework or of Django Ninja.
     """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
-        if isinstance(candidate, HttpRequest):
-            return ViewCall(candidate, view, args, kwargs, options)
-    for framework in frameworks():
-        for candidate in candidates:
-            if (call := framework.view_call(candidate, view, args, kwargs, options)) is not None:
-                return call
+        if (adapter := adapter_of(candidate)).is_request(candidate):
+            return adapter.call(candidate, view, args, kwargs, options)
     raise IdempotencyConfigurationError(
         f"{view!r} was called without a request. idempotent protects views: functions that take a request first, or "
         "methods that take it after self."

@@ -35,6 +35,8 @@ CLASS_ORDER = """
 
     class OrderView(IdempotencyMixin, APIView):
         permission_classes = [MayOrder]"""
+NINJA = "ninja.operation"
+"""The module of Django Ninja's URL callbacks."""
 NINJA_ORDER = """
     from django_idempotency.ninja import idempotent_operation
 
@@ -91,7 +93,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     `dispatch` method may have the decorator.
     """
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
-    if getattr(callback, "__module__", None) == "ninja.operation":
+    if getattr(callback, "__module__", None) == NINJA:
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
         # This code needs the instance of the view class. Usually, the instance is the first argument of the call. But

@@ -4,30 +4,22 @@ list of endpoints, the system checks, the OpenAPI schemas and the recovery.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, as_options, for_methods, get_settings, resolve
+from ..conf import Idempotency, Options, as_options, for_methods, get_settings, given_by, resolve
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
-from ..request.view_call import found
+from ..request.adapters import adapter_of
+from ..request.view_call import reconciled
 from .wrappers import dotted_name, method_name, unwrapped
 
 MARK = "_idempotency_declaration"
 """The attribute of a protected callable that holds its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
 """If a decorated method has one of these names, the decorator protects the HTTP method of this name."""
-FRAMEWORKS = {
-    "ninja": "django_idempotency.ninja.operations",
-    "rest_framework": "django_idempotency.rest_framework.adapter",
-}
-"""For each framework, the name of our module. The engine imports the module late, by this name, because the module
-imports the engine.
-"""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
@@ -49,14 +41,14 @@ class Declaration:
     once: bool = False
 
     @property
-    def options(self) -> Idempotency:
+    def options(self) -> Options:
         """Merge all layers of options, and return the result. In the result, every option has a value.
 
         Raises `IdempotencyConfigurationError` if two options contradict each other.
         """
         return resolve(*self.layers)
 
-    def options_for(self, method: str) -> Idempotency | None:
+    def options_for(self, method: str) -> Options | None:
         """Return the options for this HTTP method, or None if the method is not protected.
 
         Raises `IdempotencyConfigurationError` if two options contradict each other.
@@ -73,27 +65,7 @@ class Declaration:
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
-        responses = (framework.response(returned, self) for framework in frameworks())
-        response = next((response for response in responses if response is not None), returned)
-        return found(response, self.options)
-
-
-def frameworks() -> list[Any]:
-    """Return the package's adapter modules, one module for each framework that the project has imported.
-
-    Each adapter module has these three functions:
-
-    * `view_call(request, view, args, kwargs, options)` returns the `ViewCall` of a protected view. `view_call` returns
-      None if `request` does not belong to the module's framework.
-    * `declared(callback)` returns a tuple for each unsafe HTTP method of a URL's callback. The tuple has three values:
-      the HTTP method, the name of the view, and the view's `Declaration`. If the view is not protected, the tuple has
-      None instead of a `Declaration`. The function `declared` returns None for a view class, and for a callback of
-      another framework.
-    * `response(returned, declaration)` converts the return value of `reconcile` into a response. If `reconcile` was
-      called without a request, the package calls the function `response`. The function `response` returns None if the
-      value does not belong to the module's framework.
-    """
-    return [import_module(ours) for name, ours in FRAMEWORKS.items() if name in sys.modules]
+        return reconciled(adapter_of(self.target, returned).response(returned, self.target), self.options)
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:
@@ -110,9 +82,7 @@ def register(declaration: Declaration) -> None:
     """
     # This function runs while Python imports modules. At import, the package cannot read the `IDEMPOTENCY` setting, so
     # the dict `given` does not contain the options of this setting.
-    given: dict[str, Any] = {}
-    for layer in reversed(declaration.layers):
-        given |= layer.given()
+    given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # The same view can be registered several times, because `method_decorator` decorates the view on each request.

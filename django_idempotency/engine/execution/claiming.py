@@ -18,7 +18,7 @@ from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Unavaila
 from ..stores import Store
 
 if TYPE_CHECKING:
-    from ..conf import Idempotency
+    from ..conf import Options
     from ..protocol.digests import Identity
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
@@ -26,7 +26,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 later pauses are long to save queries."""
 
 
-def claim_request(options: Idempotency, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
+def claim_request(options: Options, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
     """Return a `ClaimRequest` with the values of these options."""
     return ClaimRequest(
         identity=identity,

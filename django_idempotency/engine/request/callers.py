@@ -4,20 +4,20 @@ scopes never share a key or a response.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.contrib.sessions.backends import signed_cookies
 from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings, meta_name
+from ..conf import Options, get_settings, meta_name
 from .problems import Refused, anonymous_refused, credential_refused
 
 SCHEMES = frozenset(
@@ -33,7 +33,7 @@ OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
 ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
 
 
-def scope_of(request: Any, options: Idempotency, authenticated: Callable[[], str | None] | None = None) -> str:
+def scope_of(request: Any, options: Options, authenticated: Callable[[], str | None] | None = None) -> str:
     """Return the scope of the caller who has sent this request.
 
     This function reads `request.user`. To load the user, Django or the project can run queries.
@@ -135,7 +135,7 @@ def _client(request: Any, user: Any) -> str | None:
     claims = getattr(token, "payload", token)
     if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID
         return credential_scope("client", str(name))
-    if "oauth2_provider" not in sys.modules:
+    if not apps.is_installed("oauth2_provider"):
         return None
     if not _is_access_token(token):
         token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware

@@ -23,12 +23,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
 from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
+from uuid import UUID
 
 from django.conf import settings
 from django.core import exceptions
@@ -39,7 +41,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency
+from ..conf import Options
 from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
@@ -49,6 +51,8 @@ times the size of a form (`%41%41…`), and 40 times the size of JSON. So a body
 ms, but the 2.5 MiB that Django accepts would need 200 MiB. This limit is not a setting, because with a changed limit a
 retry would get another fingerprint.
 """
+REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, time)
+"""Types of URL arguments that have the same text in each process. A converter can return any other object, too."""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token is new in each page, so the token is left out when requests are compared."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
@@ -66,12 +70,12 @@ class Unparsable(Exception):
 
 
 def fingerprint_of(
-    request: HttpRequest, options: Idempotency, asked_with: Any, parsed: Callable[[], Any] | None = None
-) -> bytes | None:
-    """Return the fingerprint of a request, or None if the option `fingerprint` is None.
+    request: HttpRequest, options: Options, asked_with: Any, parsed: Callable[[], Any] | None = None
+) -> bytes:
+    """Return the fingerprint of a request.
 
-    The option `fingerprint` says which parts of a request are compared. See Note [The comparison uses the data that
-    Django has read].
+    It covers the target of the request always, and of the query and the payload what the option `fingerprint` says. See
+    Note [The comparison uses the data that Django has read].
 
     The version of this method is also an input of each fingerprint's hash. So if the method changes in a new version of
     the package, new fingerprints are always different from old fingerprints.
@@ -89,27 +93,45 @@ def fingerprint_of(
         Refused: the body cannot be compared.
     """
     chosen = options.fingerprint
-    if chosen is None:
-        return None
     method = (request.method or "").upper()
     # In some projects, a middleware chooses a different URLconf for each host. Then the same path can lead to different
     # views. So the name of the URLconf is a part of the fingerprint.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
+    target = request.path if options.operation is None else _captured(request, options.operation)
+    query = request.META.get("QUERY_STRING", "")
+    if chosen is None:
+        return digest("target 1", ascii((method, target)))
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        return digest("custom 2", method, request.get_full_path(), value)
+        address = request.get_full_path() if options.operation is None else f"{target}?{query}"
+        return digest("custom 2", method, address, value)
     content_type = (request.content_type or "").lower()
     payload = _payload(request, content_type, parsed)
     if isinstance(chosen, tuple):
         payload = selected(payload, chosen)
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
-    query = request.META.get("QUERY_STRING", "")
-    return digest("request 4", ascii((method, request.path, query, content_type, parameters, payload)))
+    return digest("request 4", ascii((method, target, query, content_type, parameters, payload)))
+
+
+def _captured(request: HttpRequest, operation: str) -> str:
+    """Return the arguments of the URL, which are the target of an operation with a name of its own: its keys survive a
+    renamed route, and a key of one object is never answered with the response of another object.
+
+    The path is the target if an argument has no text that a retry repeats. It also is if the name is the one that the
+    operation had without the option: a project gives it that name to find the keys that are already stored.
+    """
+    match_: Any = request.resolver_match
+    args, kwargs = getattr(match_, "args", None), getattr(match_, "kwargs", None)
+    if args is None or kwargs is None or not all(type(value) in REPEATED for value in (*args, *kwargs.values())):
+        return request.path
+    if operation == f"{(request.method or '').upper()} {getattr(match_, 'route', None)}":
+        return request.path
+    return ascii(((*args,), sorted(kwargs.items())))
 
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type

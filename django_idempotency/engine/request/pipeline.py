@@ -34,7 +34,7 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings, meta_name, resolve
+from ..conf import Idempotency, Options, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.claiming import claim_request
@@ -43,7 +43,7 @@ from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
 from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
-from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot, Verdict
 from ..stores import Store, alias_of, store_for
 from . import problems
 from .callers import scope_of
@@ -132,7 +132,7 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     return wanted
 
 
-def read_key(request: Any, options: Idempotency) -> str | None:
+def read_key(request: Any, options: Options) -> str | None:
     """Return the key that the client sent, or None if the client sent no key. This function runs no SQL statement.
 
     Raises:
@@ -240,7 +240,7 @@ def observed(call: ViewCall) -> HttpResponseBase:
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
     if not isinstance(response, HttpResponseBase):  # Django Ninja itself makes the response for the client
         response = call.ready(response)
-    if response.status_code < 500 and call.options.record(response):
+    if call.options.verdict_on(response) is Verdict.KEEP:
         # In observe mode, the package must not render a response. So only the status is stored.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)

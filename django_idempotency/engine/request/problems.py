@@ -20,7 +20,7 @@ from django.utils.encoding import escape_uri_path
 from django.utils.translation import gettext as _
 
 from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
-from ..conf import Idempotency, get_settings, resolve
+from ..conf import Idempotency, Options, get_settings, resolve
 from ..protocol import outcomes
 from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Resource, Snapshot
 
@@ -61,7 +61,7 @@ class Refused(Exception):
         self.problem = problem
 
 
-def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Problem:
+def missing_key(options: Options, request: HttpRequest | None = None) -> Problem:
     """Return the error for a request without a key.
 
     If the request has a header with a similar name, the detail of the error shows the name of that header.
@@ -82,7 +82,7 @@ def missing_key(options: Idempotency, request: HttpRequest | None = None) -> Pro
     return Problem("missing-key", 400, "Idempotency-Key is missing", detail)
 
 
-def invalid_key(options: Idempotency, reason: str) -> Problem:
+def invalid_key(options: Options, reason: str) -> Problem:
     if options.key is None:
         detail = _("The request header %(header)s does not carry a usable key.") % {"header": get_settings().header}
     else:
@@ -115,7 +115,7 @@ def body_too_large() -> Problem:
     return Problem("body-too-large", 413, "The request's body is too large", detail)
 
 
-def outstanding(options: Idempotency, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
+def outstanding(options: Options, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
     """Return the error for a duplicate that comes before the first request has ended.
 
     `retry_after` is the number of seconds after which the client should retry, see `Conflicted.retry_after`.
@@ -134,7 +134,7 @@ def outcome_unknown() -> Problem:
     return Problem("outcome-unknown", 409, title, detail, {"Retry-After": str(LONGEST_RETRY_AFTER)})
 
 
-def already_used(options: Idempotency) -> Problem:
+def already_used(options: Options) -> Problem:
     detail = _("This key was used for another request. Use a new key for a new request.")
     return Problem("already-used", options.mismatch_status, "Idempotency-Key is already used", detail)
 
@@ -164,7 +164,7 @@ def store_busy() -> Problem:
     return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
 
 
-def problem_of(refusal: outcomes.Refusal | NotRun, options: Idempotency) -> Problem:
+def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
     """Return the error for a refused request. The argument can also be an exception from `run_once`."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():

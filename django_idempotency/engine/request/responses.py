@@ -19,7 +19,7 @@ from django.views.decorators.http import require_safe
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from ..conf import Idempotency, get_settings
+from ..conf import Options, get_settings
 from ..protocol.digests import Identity
 from ..protocol.outcomes import Headers, Snapshot
 from ..stores.states import EXPIRED, Clock, Seen
@@ -43,7 +43,7 @@ person decides.
 """
 
 
-def capture(response: HttpResponseBase, options: Idempotency) -> Snapshot:
+def capture(response: HttpResponseBase, options: Options) -> Snapshot:
     """Return a `Snapshot` of a final response. The package can store a `Snapshot`.
 
     The response must be a rendered response or a streaming response.

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, get_settings
+from ..conf import Options, get_settings
 from ..execution.bridge import synchronous
 from ..execution.leased import LeasedOperation
 from ..execution.operation import Operation
@@ -50,7 +50,7 @@ class ViewCall:
         view: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        options: Idempotency,
+        options: Options,
         asked_with: Any = None,
     ) -> None:
         self.request = request
@@ -90,9 +90,9 @@ class ViewCall:
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Read the response, and decide what happens to the view's writes and to the key."""
-        if response.status_code < 500 and self.options.record(response):
-            return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, self.options))
-        verdict = Verdict.RELEASE if response.status_code < 500 else Verdict.ROLL_BACK
+        verdict = self.options.verdict_on(response)
+        if verdict is Verdict.KEEP:
+            return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
@@ -112,7 +112,7 @@ class ViewCall:
             return None
         self._attach(operation)
         response = synchronous(self.options.reconcile)(operation)
-        return None if response is None else found(self.ready(response), self.options)
+        return None if response is None else reconciled(self.ready(response), self.options)
 
     def _attach(self, operation: Operation) -> None:
         """Set the attribute `request.idempotency`. In leased mode, also set the attribute `operation.request`."""
@@ -160,7 +160,7 @@ class ViewCall:
         return response  # type: ignore[no-any-return]
 
 
-def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
+def reconciled(response: Any, options: Options) -> Finished[HttpResponseBase]:
     """Return a final result that contains the response of the project's function `reconcile`. If necessary, render the
     response first.
 
@@ -172,7 +172,7 @@ def found(response: Any, options: Idempotency) -> Finished[HttpResponseBase]:
         )
     if hasattr(response, "render"):
         response.render()
-    if response.status_code >= 500 or not options.record(response):
+    if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
             f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "
             "yet, let it raise: the doubt remains, and the next retry asks again."

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from ..conf import Idempotency, resolve
+from ..conf import Options, resolve
 from .store import RunningTransaction, Store
 
 __all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "store_for"]
@@ -34,7 +34,7 @@ UNTESTED = ("TiDB", "Vitess")
 """
 
 
-def alias_of(options: Idempotency) -> str:
+def alias_of(options: Options) -> str:
     """Return the alias of the database in which the package stores the keys.
 
     If the option `using` is None, the project's database routers choose the alias.

@@ -65,7 +65,7 @@ def test_c4_what_makes_a_key_unique_is_published(urlconf: Any) -> None:
     assert "the credential or session that was sent; others are refused; operation `POST refuse`" in refuse
     assert '- 403 `unidentified-caller` "Idempotency-Key needs an identified caller"' in refuse
     assert '- 403 `replay-refused` "Replay is not permitted"' in refuse
-    assert "Compared with the first request: not at all" in refuse
+    assert "Compared with the first request: method and path\n" in refuse
     assert "- Key: read by tests.integration.endpoints.shop.tenant\n" in event
     assert (
         "first request: method, path, query string and what tests.integration.endpoints.shop.tenant returns\n" in event

@@ -130,6 +130,7 @@ class TestRestFramework:
         Orders.as_view({"post": "create"})
         Orders.as_view({"post": "pay"}, idempotency=leased("registry.pay"))
         assert [only(f"registry.{name}").target for name in ("create", "pay")] == [Orders] * 2
+        assert only("registry.pay").finished(HttpResponse("x")).snapshot.body == b"x"
 
     def test_an_answer_is_rendered_as_json(self) -> None:
         """Without a client to negotiate with: by the view's JSON renderer, or the framework's."""
@@ -189,3 +190,6 @@ def test_django_ninja() -> None:
     snapshot = only("registry.ninja").finished(Status(201, {"id": 1, "secret": 2})).snapshot
     assert snapshot is not None
     assert (snapshot.status_code, snapshot.body) == (201, b'{"id": 1}')
+    idempotent(**leased("registry.elsewhere"))(view)
+    with pytest.raises(IdempotencyConfigurationError, match="return an HttpResponse"):
+        only("registry.elsewhere").finished(Paid(id=1))  # no operation converts it
