@@ -25,21 +25,20 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     If the keys cannot be counted, the tag says so, and the log has the error. The other parts of the page do not
     change.
     """
-    # Django imports every module with template tags, even if a project does not use the admin. So only this function
-    # imports code of the admin.
-    from ..admin.decisions import NAME
-    from ..admin.overview import attention, overview
-
     # The admin puts its site on each of its views. Two sites can have the same name, so a name does not find it.
     request = context.get("request")
     site: Any = getattr(getattr(getattr(request, "resolver_match", None), "func", None), "admin_site", None)
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
-        return {}
+        return {"address": None}
+    # Our admin registers itself where it is imported. A project that has not registered it wants no pages of keys.
+    from ..admin.decisions import NAME
+    from ..admin.overview import attention, overview
+
     try:
         address = reverse(f"admin:{NAME}_changelist", current_app=site.name)
     except NoReverseMatch:
-        return {}
+        return {"address": None}
     try:
         keys = model_admin.get_queryset(request)
         with transaction.atomic(using=keys.db):  # an error must not break the page's transaction
