@@ -41,3 +41,10 @@ def test_a_row_is_named_by_its_exact_key(model: type[Model], values: dict[str, A
         File.objects.create(digest=DIGEST)
     row = model._base_manager.create(**values)
     assert result_of({"model": model._meta.label, "pk": pk}) == row
+
+
+@pytest.mark.parametrize("pk", [1, "a", [1], {"at": 1}, None])
+def test_a_key_of_another_shape_names_no_row(pk: Any) -> None:
+    """Such as one value for a key of nine."""
+    with pytest.raises(ValueError, match=r"There is no shopapp\.Keyed with the primary key"):
+        result_of({"model": "shopapp.Keyed", "pk": pk})

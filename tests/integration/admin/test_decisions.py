@@ -185,15 +185,13 @@ class TestRefused:
             ("record", {"result": '{"model": "shopapp.Order", "pk": 1, "using": "x"}'}, "There is no shopapp.Order"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": "\\u0000"}'}, "There is no shopapp.Order with"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": "\\ud800"}'}, "There is no shopapp.Order with"),
-            ("record", {"result": '{"model": "shopapp.Keyed", "pk": 1}'}, "There is no shopapp.Keyed with the primary"),
-            ("record", {"result": '{"model": "shopapp.Keyed", "pk": [1]}'}, "There is no shopapp.Keyed with"),
             ("record", {"result": '{"model": "auth.User", "pk": 1}'}, "You need the permission to view auth.User."),
             ("record", {"result": '"' + "x" * 1024**2 + '"'}, "1048576 are kept at most"),
         ],
     )
     def test_bad_input(self, in_doubt: IdempotencyKey, decision: str, data: dict[str, Any], error: str) -> None:
         """With what is wrong; nothing is changed."""
-        client = staff(VIEW, RESOLVE, "view_response", "view_order", "view_keyed")
+        client = staff(VIEW, RESOLVE, "view_response", "view_order")
         assert error in decide(client, in_doubt, decision, **data)
         assert (row().decisions, LogEntry.objects.count()) == (None, 0)
 
