@@ -136,7 +136,7 @@ def test_e006_dispatch_above_an_access_mixin() -> None:
     ("options", "expected"),
     [
         ({"on_abandoned": "hold"}, ["E007"]),
-        ({"lease": 172_800}, ["E007"]),
+        ({"lease": 2_592_000}, ["E007"]),
         ({"lease": 60, "in_progress_status": 202}, ["E008"]),
         ({"lease": 60, "on_abandoned": "hold"}, []),
     ],

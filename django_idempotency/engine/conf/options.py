@@ -33,6 +33,15 @@ COMPARED = check.must(
 )
 
 
+LEASED_TTL = timedelta(days=30)
+"""The default of `ttl` with `lease`. See Note [A key outlives the gateway's memory of it]."""
+
+# Note [A key outlives the gateway's memory of it]
+# A derived key depends on the caller's key alone. If a key runs again after `ttl`, and the gateway still remembers the
+# derived key, then the gateway answers with the first charge, and the view makes another order: one payment buys many.
+# Gateways remember keys for hours to 30 days; docs/leased.md has the figures and their sources.
+
+
 # With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict is fast if its
 # keys are `Idempotency` objects.
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +56,7 @@ class Idempotency:
         IdempotencyConfigurationError: for unknown names and impossible values.
 
     Attributes:
-        ttl: how long the result is kept and replayed, counted from the claim.
+        ttl: how long the result is kept and replayed, counted from the claim. Default: 24 hours; 30 days with a lease.
         required: True answers 400 to a request without a key. With False its view runs unprotected.
         methods: the HTTP methods that are protected. Others pass through.
         wait: how long a duplicate of a running request waits for its result before the conflict answer.
@@ -149,6 +158,8 @@ class Idempotency:
 OPTIONS = declared(Idempotency)
 OPTION_NAMES = tuple(OPTIONS)
 DEFAULTS = Idempotency(**{name: field.metadata["default"] for name, field in OPTIONS.items()})
+LEASED = Idempotency(lease=0.1, reconcile=None)
+"""For code that has a leased key but not its view: the project's defaults for leased keys are `resolve(LEASED)`."""
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 from ...exceptions import IdempotencyConfigurationError
 from . import fields as check
 from .fields import declared, refuse_impossible, refuse_unknown, setting
-from .options import DEFAULTS, OPTION_NAMES, OPTIONS, Idempotency
+from .options import DEFAULTS, LEASED_TTL, OPTION_NAMES, OPTIONS, Idempotency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,9 @@ def resolve(*layers: Idempotency) -> Idempotency:
                 )
         if merged["in_progress_status"] == 202:
             merged["in_progress_status"] = 409
-    elif merged["reconcile"] is not None and merged["operation"] is None:
+    elif not any("ttl" in layer.given() for layer in (*layers, get_settings().options)):
+        merged["ttl"] = LEASED_TTL
+    if merged["lease"] is not None and merged["reconcile"] is not None and merged["operation"] is None:
         raise IdempotencyConfigurationError(
             f"idempotency option reconcile={merged['reconcile']!r} needs operation=, because a key keeps the name of "
             'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
