@@ -36,6 +36,9 @@ COMPARED = check.must(
 LEASED_TTL = timedelta(days=30)
 """The default of `ttl` with `lease`. See Note [A key outlives the gateway's memory of it]."""
 
+SHORT_TTL = timedelta(days=7)
+"""A leased endpoint with a shorter `ttl` is warned about. Outboxes and queues deliver again for days."""
+
 # Note [A key outlives the gateway's memory of it]
 # A derived key depends on the caller's key alone. If a key runs again after `ttl`, and the gateway still remembers the
 # derived key, then the gateway answers with the first charge, and the view makes another order: one payment buys many.
@@ -139,6 +142,12 @@ class Idempotency:
     @cached_property
     def lease_seconds(self) -> float | None:
         return None if self.lease is None else seconds_of(self.lease)
+
+    @property
+    def outlived_by_gateways(self) -> bool:
+        """Whether the key may run again while a gateway remembers its derived keys. `late_keys` refuses such a run."""
+        short = seconds_of(self.ttl) < SHORT_TTL.total_seconds()
+        return self.lease is not None and short and self.late_keys != "refuse"
 
     @cached_property
     def policy(self) -> Literal["retry", "hold"] | None:
