@@ -7,7 +7,8 @@ MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing
 and no SCOPE, E014 tables of keys that Citus does not commit together with the business write, W001 SQLite without
 IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
 take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
-or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal.
+or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
+leased view with a short `ttl`, whose keys a gateway remembers for longer.
 """
 
 from __future__ import annotations
@@ -87,7 +88,15 @@ def check_urls() -> Iterator[CheckMessage]:
     }
     for id_, problems in found.items():
         yield from (Error(problem, id=id_) for problem in sorted({*problems}))
-    if any(options.in_progress_status == 202 for options in _declared()[0]):
+    short = {f"{view}: ttl={options.ttl!r}" for view, options in _declared()[0] if options.outlived_by_gateways}
+    for place in sorted(short):
+        yield Warning(
+            f"{place} with a lease. After ttl the same key runs again, a gateway that still knows its "
+            "derived key answers with the first charge, and one payment buys two orders.",
+            hint='Leave ttl out, which means 30 days, or pass late_keys="refuse".',
+            id="django_idempotency.W009",
+        )
+    if any(options.in_progress_status == 202 for _, options in _declared()[0]):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
@@ -107,17 +116,17 @@ def _misspelled(callback: Any) -> Iterator[str]:
             yield f"{name}.idempotency_actions names {action!r}, a method that the class lacks. Correct the name."
 
 
-def _declared() -> tuple[list[Options], set[str]]:
-    """Return the options of all protected routes, and the error messages of the check E007. Each message says which
+def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
+    """Return each protected route's view and options, and the error messages of the check E007. Each message says which
     options of one route contradict each other.
     """
-    options: list[Options] = []
+    options: list[tuple[str, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():
         for answers in declarations_of(callback):
             if answers.declaration is not None:
                 try:
-                    options.append(answers.declaration.options)
+                    options.append((answers.view, answers.declaration.options))
                 except IdempotencyConfigurationError as error:
                     problems.add(f"{answers.view}: {error}")
     return options, problems
@@ -125,7 +134,7 @@ def _declared() -> tuple[list[Options], set[str]]:
 
 def _aliases() -> set[str]:
     """Return each database alias on which the project stores keys."""
-    return {alias_of(options) for options in (resolve(), *_declared()[0])}
+    return {alias_of(options) for options in (resolve(), *(options for _, options in _declared()[0]))}
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:

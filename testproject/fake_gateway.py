@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 BEHAVIOURS = {"refuse", "error", "timeout-before", "timeout-after", "hang"}
 
@@ -64,7 +65,7 @@ class Ledger:
     def charge(self, data: dict[str, Any], key: str | None, caller: str | None) -> dict[str, Any]:
         with self.lock:
             charge = {
-                "id": f"ch_{len(self.charges) + 1}",
+                "id": f"ch_{uuid4().hex[:12]}",  # no other charge has it, also after a restart
                 "amount": data["amount"],
                 "reference": data["reference"],
                 "key": key,

@@ -13,7 +13,7 @@ from django.db import DatabaseError, transaction
 from django.db.models import QuerySet, Value
 from django.db.models.functions import Greatest
 
-from ..engine.conf import resolve
+from ..engine.conf import LEASED, resolve
 from ..engine.events import report_purged
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
@@ -154,7 +154,7 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
         locked_until=None,
         last_error=Value(FREED),
         updated_at=Clock(),
-        expires_at=Greatest("expires_at", Clock(plus=resolve().ttl_seconds)),
+        expires_at=Greatest("expires_at", Clock(plus=resolve(LEASED).ttl_seconds)),
     )
 
 

@@ -16,7 +16,7 @@ from django.db.models import Model
 from django.utils.connection import ConnectionDoesNotExist
 from django.utils.translation import gettext as _
 
-from ..engine.execution.operation import encode_step
+from ..engine.execution.operation import decode, encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..exceptions import ResultNotStorable
 
@@ -94,7 +94,7 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
             raise ValueError("PostgreSQL refuses to look for NUL")
         # If the entered value contains no database alias, this check reads the row from the alias that the router
         # chooses for writes. A retry also uses this alias to read the row, and does not read from a replica.
-        return model._base_manager.using(value.get("using") or router.db_for_write(model)).get(pk=value["pk"])
+        return decode(json.dumps({**value, "using": value.get("using") or router.db_for_write(model)}))
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")
         raise ValueError(text % {"model": value["model"], "pk": value["pk"]}) from error

@@ -22,7 +22,7 @@ from django.db import transaction
 from django.db.models import Value
 from django.db.models.functions import Coalesce
 
-from ..engine.conf import resolve
+from ..engine.conf import LEASED, resolve
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked, steps_of
@@ -215,7 +215,7 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
         "last_error": Coalesce("last_error", Value(DECIDED)),
         "updated_at": Clock(),
         "decisions": with_decision(row, replace(made, steps=doubts)),
-        "expires_at": max(row.expires_at, facts.now + timedelta(seconds=resolve().ttl_seconds)),
+        "expires_at": max(row.expires_at, facts.now + timedelta(seconds=resolve(LEASED).ttl_seconds)),
     }
     same_row(row).update(**decided | changes)
 

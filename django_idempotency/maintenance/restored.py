@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import transaction
 
-from ..engine.conf import resolve
+from ..engine.conf import LEASED, resolve
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
@@ -43,7 +43,7 @@ def remember_calls(
         ResultNotStorable: a result cannot be kept. Nothing was changed.
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
-    identity, ttl = identify(scope=scope, operation=operation, key=key), resolve().ttl_seconds
+    identity, ttl = identify(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):

@@ -23,7 +23,7 @@ class Order(models.Model):
 class Payment(models.Model):
     order = models.ForeignKey(Order, on_delete=models.PROTECT)
     amount = models.PositiveIntegerField()
-    charge_id = models.CharField(max_length=100)
+    charge_id = models.CharField(max_length=100, unique=True)  # one charge buys one order
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:

@@ -4,7 +4,9 @@
 
 --twice: send each finally answered request again, and compare status, bytes and headers.
 
-Both run on SQLite in memory. `suites.toml` lists what fails with the package and passes without, with the reasons.
+Both run on SQLite in memory. Django's tests run twice: with the package as the last of INSTALLED_APPS, and as the
+first, where Django finds its templates before the admin's. `suites.toml` lists what fails with the package and passes
+without, with the reasons.
 Any other failure fails the run, and so does an entry of the list that passes.
 """
 
@@ -18,7 +20,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ class Framework:
 
     project: its name in the package index. Its source distribution has the tests.
     folder: where to run, in the sources.
+    order: where the package stands in INSTALLED_APPS.
     """
 
     name: str
@@ -43,13 +46,19 @@ class Framework:
     folder: str
     command: tuple[str, ...]
     labels: tuple[str, ...]
+    order: str = "last"
 
     def run(self, mode: str, labels: Collection[str]) -> dict[str, Any]:
         """Run the tests in a process of their own, and return the report of the hooks."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             path = os.pathsep.join([str(HERE / "hooks"), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
-            environment = {"FRAMEWORKS_MODE": mode, "FRAMEWORKS_REPORT": str(report), "PYTHONPATH": path}
+            environment = {
+                "FRAMEWORKS_MODE": mode,
+                "FRAMEWORKS_ORDER": "last" if mode == "bare" else self.order,
+                "FRAMEWORKS_REPORT": str(report),
+                "PYTHONPATH": path,
+            }
             subprocess.run(
                 [sys.executable, *self.command, *labels],
                 cwd=self.sources() / self.folder,
@@ -77,6 +86,7 @@ DJANGO = Framework(
     command=("runtests.py", "--settings=django_settings", "--parallel=1", "--noinput"),
     labels=tuple(SUITES["django"]),
 )
+DJANGO_FIRST = replace(DJANGO, order="first")
 REST_FRAMEWORK = Framework(
     name="rest_framework",
     project="djangorestframework",
@@ -89,7 +99,8 @@ REST_FRAMEWORK = Framework(
 def main(*arguments: str) -> int:
     mode = "twice" if "--twice" in arguments else "once"
     named = [argument for argument in arguments if not argument.startswith("-")]
-    return max(check(framework, mode) for framework in (DJANGO, REST_FRAMEWORK) if framework.name in named or not named)
+    frameworks = (DJANGO, DJANGO_FIRST, REST_FRAMEWORK)
+    return max(check(framework, mode) for framework in frameworks if framework.name in named or not named)
 
 
 def check(framework: Framework, mode: str) -> int:
@@ -105,6 +116,7 @@ def check(framework: Framework, mode: str) -> int:
     figures = report["figures"]
 
     print(f"\n{framework.project} {version(framework.project)}, every view protected, mode {mode!r}")
+    print(f"the package is the {framework.order} of INSTALLED_APPS")
     print(f"{len(report['run'])} tests, {report['skipped']} skipped, {len(without)} that fail without the package too")
     print(*(f"{count} {what}" for what, count in figures.items()), sep=", ")
     for reason, count in Counter(reasons[test] for test in different - unexpected).most_common():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import types
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
 from django.core.checks import run_checks
 from django.db import connection, connections
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import path
 
@@ -133,10 +134,48 @@ def test_e006_dispatch_above_an_access_mixin() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"lease": 60}, False),
+        ({"lease": 60, "ttl": timedelta(days=7)}, False),
+        ({"lease": 60, "ttl": 604_799}, True),
+        ({"lease": 60, "ttl": 604_799, "late_keys": "refuse"}, False),
+        ({"ttl": 60}, False),
+    ],
+)
+def test_w009_a_leased_key_that_gateways_outlive(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], warned: bool
+) -> None:
+    """One payment could buy two orders, unless late keys are refused."""
+    views = types.ModuleType("views")
+    views.urlpatterns = [path("pay", idempotent(**options)(not_called))]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "views_of_this_test", views)
+    with override_settings(ROOT_URLCONF="views_of_this_test"):
+        messages = [(message.id, message.msg, message.hint) for message in check_urls()]
+    assert (
+        messages
+        == [
+            (
+                "django_idempotency.W009",
+                "tests.integration.test_checks.not_called: ttl=604799 with a lease. After ttl the same key runs again, "
+                "a gateway that still knows its derived key answers with the first charge, and one payment buys two "
+                "orders.",
+                'Leave ttl out, which means 30 days, or pass late_keys="refuse".',
+            )
+        ]
+        * warned
+    )
+
+
+def not_called(request: HttpRequest) -> HttpResponse:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"on_abandoned": "hold"}, ["E007"]),
-        ({"lease": 172_800}, ["E007"]),
+        ({"lease": 2_592_000}, ["E007"]),
         ({"lease": 60, "in_progress_status": 202}, ["E008"]),
         ({"lease": 60, "on_abandoned": "hold"}, []),
     ],

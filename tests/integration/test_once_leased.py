@@ -19,6 +19,7 @@ from django_idempotency import (
     OperationInProgress,
     Result,
     arun_once,
+    once,
     run_once,
 )
 from django_idempotency.engine.stores import store_for
@@ -156,3 +157,23 @@ class TestAsynchronous:
         assert not IdempotencyKey.objects.exclude(status="failed").exists()
         async_to_sync(arun_once)(pay, scope="s", key="k", operation="pay", lease=lease)
         assert Order.objects.count() == 1
+
+
+def charged(operation: Operation) -> int:
+    return operation.call("charge", lambda: 1)
+
+
+def test_a_ttl_that_gateways_outlive_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By the first call of `run_once`, and where `once` is written: one payment could buy two orders."""
+    text = (
+        "{}: ttl={} with a lease. After ttl the same key runs again, a gateway that still knows its derived key "
+        "answers with the first charge, and one payment buys two orders. Leave ttl out, which means 30 days."
+    )
+    for key in "abc":
+        run_once(charged, scope="s", key=key, lease=60, ttl=3600, operation="short")
+        run_once(charged, scope="s", key=key, lease=60, operation="default")
+    assert caplog.messages == [text.format("short", 3600)]
+    once(scope="s", key=str, lease=60, ttl=3601)(charged)
+    once(scope="s", key=str, lease=60)(charged)
+    once(scope="s", key=str, ttl=3601)(charged)
+    assert caplog.messages[1:] == [text.format(f"{__name__}.charged", 3601)]

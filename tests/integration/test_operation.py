@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Model, Value
+from django.db.models.functions import Lower
 from django.utils import timezone
 
 from django_idempotency import (
@@ -25,8 +26,9 @@ from django_idempotency import (
 from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.keyed import PARTS
 from tests.leases import Broken, breaks, lapse, row
-from tests.shopapp.models import Order
+from tests.shopapp.models import File, Keyed, Order, Thumbnail
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
@@ -108,6 +110,19 @@ class TestSteps:
         Order.objects.all().delete()
         with pytest.raises(Order.DoesNotExist):
             self.run(post, order)
+
+    @pytest.mark.parametrize("pk", [None, Lower(Value("A"))])
+    def test_an_instance_whose_key_is_not_known_is_refused(self, post: Post, pk: Any) -> None:
+        """It was deleted, or only the database knows: it could not be fetched again, so nothing is committed."""
+
+        def write() -> Order:
+            order = Order.objects.create()
+            order.pk = pk
+            return order
+
+        with pytest.raises(ResultNotStorable):
+            self.run(post, lambda operation: operation.write("order", write))
+        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
 
     @pytest.mark.parametrize("verb", ["write", "fetch"])
     def test_a_call_cannot_become_another_step(self, post: Post, verb: str) -> None:
@@ -276,3 +291,62 @@ def test_capitals_accents_and_spaces_make_another_step(kind: str, names: tuple[s
         run(dies)
     assert run(steps(kind, *names)) == list(names)
     assert calls == list(names)
+
+
+def is_fetched_again(instance: Model) -> bool:
+    """Whether a retry gets the row of a step whose attempt has written it, and then broken."""
+
+    def dies(operation: Operation) -> None:
+        operation.write("row", lambda: instance.save(force_insert=True) or instance)
+        raise Broken
+
+    with pytest.raises(Broken):
+        run(dies)
+    return run(lambda operation: operation.write("row", breaks) == type(instance)._base_manager.get())
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *PARTS.items(),
+        ("at", datetime(2026, 11, 26, 10, 0, 0, 999999, tzinfo=timezone.get_fixed_timezone(345))),
+        ("at", "2026-11-26 10:00:00.123456+00:00"),
+        ("day", date(1000, 12, 31)),
+        ("day", datetime(2026, 11, 26, 10, tzinfo=UTC)),
+        ("took", timedelta(days=400, microseconds=1)),
+        ("took", timedelta(microseconds=-1)),
+        ("price", Decimal("1234567890.0123456789")),
+        ("price", Decimal("1E+3")),
+        ("ratio", 0.1 + 0.2),
+        ("uuid", "8e03978e40d543ddbc936894a57f9324"),
+        ("name", "é\\"),
+        ("number", 2**63 - 1),
+    ],
+)
+def test_each_part_of_a_primary_key_is_kept_exactly(part: str, value: Any) -> None:
+    """Microseconds, digits, types: the row is found after the charge, whatever its key consists of."""
+    assert is_fetched_again(Keyed(**{**PARTS, part: value}))
+
+
+@pytest.mark.parametrize("model", [File, Thumbnail])
+def test_a_primary_key_of_bytes_is_kept_exactly(model: type[Model]) -> None:
+    """Its own, or the one of the row to which it links."""
+    digest = bytes.fromhex("00ff7f80")
+    if model is Thumbnail:
+        File.objects.create(digest=digest)
+    assert is_fetched_again(model(digest) if model is File else model(file_id=digest))
+
+
+def test_a_primary_key_of_an_older_version_is_read() -> None:
+    """It was kept as Django's encoder writes each value: numbers, texts, and durations as ISO 8601 has them."""
+    at, hour = PARTS["at"].replace(microsecond=123000), PARTS["hour"].replace(microsecond=123000)
+    row = Keyed.objects.create(**{**PARTS, "at": at, "hour": hour})
+    with pytest.raises(Broken):
+        run(lambda operation: operation.write("row", lambda: 1) and breaks())
+    kept = (
+        '{"model": "shopapp.Keyed", "pk": ["2026-11-26T10:00:00.123Z", "2026-01-01", "23:59:59.123", '
+        '"P1DT00H00M00.000001S", "1.0123456789", 0.5, "8e03978e-40d5-43dd-bc93-6894a57f9324", "12", 7], '
+        '"using": "default"}'
+    )
+    assert IdempotencyStep.objects.update(result=kept) == 1
+    assert run(lambda operation: operation.write("row", breaks) == row)

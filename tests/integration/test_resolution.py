@@ -85,11 +85,19 @@ def test_closed_it_is_replayed(post: Post, in_doubt: IdempotencyKey) -> None:
 
 @pytest.mark.parametrize("decision", range(3))
 def test_a_decision_does_not_shorten_the_life_of_a_key(post: Post, in_doubt: IdempotencyKey, decision: int) -> None:
-    """Its view keeps it for a month, the project for a day: a retry in the second week must not charge again."""
-    month = timezone.now() + timedelta(days=30)
-    IdempotencyKey.objects.update(expires_at=month)
+    """Its view keeps it for a year, the project for a month: a retry in the second month must not charge again."""
+    year = timezone.now() + timedelta(days=365)
+    IdempotencyKey.objects.update(expires_at=year)
     decisions(in_doubt)[decision]()
-    assert row().expires_at == month
+    assert row().expires_at == year
+
+
+@pytest.mark.parametrize("decision", range(3))
+def test_a_decision_keeps_the_key_as_long_as_leased_keys_are_kept(in_doubt: IdempotencyKey, decision: int) -> None:
+    """Counted from the decision: for 30 days, or for the `ttl` of the project."""
+    IdempotencyKey.objects.update(expires_at=timezone.now())
+    decisions(in_doubt)[decision]()
+    assert row().expires_at - row().updated_at == pytest.approx(timedelta(days=30), abs=timedelta(minutes=1))
 
 
 @pytest.mark.parametrize("name", ["CHARGE", "chargé", "charge "])

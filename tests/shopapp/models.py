@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 class Order(models.Model):
@@ -24,6 +25,45 @@ class Line(models.Model):
     """Its foreign key is checked at COMMIT on PostgreSQL and SQLite."""
 
     order = models.ForeignKey(Order, on_delete=models.CASCADE)
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class Digest(models.BinaryField):
+    """Bytes that can be a key: MySQL has no key of a BLOB."""
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        return "varbinary(32)" if connection.vendor == "mysql" else super().db_type(connection)
+
+
+class File(models.Model):
+    digest = Digest(primary_key=True)
+
+    def __str__(self) -> str:
+        return bytes(self.digest).hex()
+
+
+class Thumbnail(models.Model):
+    file = models.OneToOneField(File, on_delete=models.CASCADE, primary_key=True)
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+
+class Keyed(models.Model):
+    """A column of each type, all of them in the primary key."""
+
+    pk = models.CompositePrimaryKey("at", "day", "hour", "took", "price", "ratio", "uuid", "name", "number")
+    at = models.DateTimeField()
+    day = models.DateField()
+    hour = models.TimeField()
+    took = models.DurationField()
+    price = models.DecimalField(max_digits=20, decimal_places=10)
+    ratio = models.FloatField()
+    uuid = models.UUIDField()
+    name = models.CharField(max_length=50)
+    number = models.BigIntegerField()
 
     def __str__(self) -> str:
         return str(self.pk)

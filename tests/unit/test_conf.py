@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from django_idempotency.engine.conf import (
+    LEASED,
     Idempotency,
     Keywords,
     OnceKeywords,
@@ -106,6 +107,17 @@ def test_defaults() -> None:
     assert (options.required, options.methods, options.late_keys) == (True, ("POST", "PATCH"), "run")
     assert (options.in_progress_status, options.mismatch_status, options.anonymous) == (409, 422, "shared")
     assert (options.store_body, options.max_body_bytes, options.using) == (True, 1048576, None)
+
+
+def test_a_leased_key_is_kept_for_a_month(settings: Any) -> None:
+    """Longer than gateways remember its derived keys. A `ttl` that is given anywhere wins."""
+    leased = Idempotency(lease=60)
+    assert (resolve(leased).ttl_seconds, resolve(LEASED).ttl_seconds) == (2_592_000.0, 2_592_000.0)
+    assert resolve(leased, Idempotency(ttl=120)).ttl_seconds == 120.0
+    settings.IDEMPOTENCY = {"TTL": 3600}
+    assert (resolve(leased).ttl_seconds, resolve(LEASED).ttl_seconds) == (3600.0, 3600.0)
+    settings.IDEMPOTENCY = {"LEASE": 60, "RECONCILE": len}
+    assert resolve(LEASED).ttl_seconds == 2_592_000.0
 
 
 def test_layers_fall_through(settings: Any) -> None:

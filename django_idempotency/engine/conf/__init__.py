@@ -1,10 +1,11 @@
 """This package defines the options of protected endpoints, and reads the project's `IDEMPOTENCY` setting."""
 
 from .fields import SAFE_METHODS
-from .options import Idempotency, Keywords, OnceKeywords, Options, as_options, for_methods, given_by, merged
+from .options import LEASED, Idempotency, Keywords, OnceKeywords, Options, as_options, for_methods, given_by, merged
 from .settings import get_settings, meta_name, resolve
 
 __all__ = [
+    "LEASED",
     "SAFE_METHODS",
     "Idempotency",
     "Keywords",

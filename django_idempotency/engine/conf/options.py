@@ -45,6 +45,16 @@ COMPARED = check.must(
 
 
 OnAbandoned = Literal["retry-keyed", "retry", "hold"]
+LEASED_TTL = timedelta(days=30)
+"""The default of `ttl` with `lease`. See Note [A key outlives the gateway's memory of it]."""
+
+SHORT_TTL = timedelta(days=7)
+"""A leased endpoint with a shorter `ttl` is warned about. Outboxes and queues deliver again for days."""
+
+# Note [A key outlives the gateway's memory of it]
+# A derived key depends on the caller's key alone. If a key runs again after `ttl`, and the gateway still remembers the
+# derived key, then the gateway answers with the first charge, and the view makes another order: one payment buys many.
+# Gateways remember keys for hours to 30 days; docs/leased.md has the figures and their sources.
 
 
 # With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict is fast if its
@@ -60,8 +70,8 @@ class Idempotency:
         IdempotencyConfigurationError: for unknown names and impossible values.
     """
 
-    ttl: timedelta | float = option(timedelta(hours=24), check.duration(1))
-    """How long the result is kept and replayed, counted from the claim."""
+    ttl: timedelta | float = option(timedelta(hours=24), check.duration(1), leased=LEASED_TTL)
+    """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 30 days with a lease."""
     required: bool = option(True, check.YES_OR_NO)
     """True answers 400 to a request without a key. With False its view runs unprotected."""
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
@@ -138,6 +148,12 @@ class Idempotency:
                 "could be forgotten while the view still runs."
             )
 
+    @property
+    def outlived_by_gateways(self) -> bool:
+        """Whether the key may run again while a gateway remembers its derived keys. `late_keys` refuses such a run."""
+        short = seconds_of(self.ttl) < SHORT_TTL.total_seconds()
+        return self.lease is not None and short and self.late_keys != "refuse"
+
     def given(self) -> dict[str, Any]:
         """Return a dict of the options that were given to this object."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
@@ -190,6 +206,10 @@ class Options(Idempotency):
 
 OPTIONS = declared(Idempotency)
 OPTION_NAMES = tuple(OPTIONS)
+
+
+LEASED = Idempotency(lease=0.1, reconcile=None)
+"""For code that has a leased key but not its view: the project's defaults for leased keys are `resolve(LEASED)`."""
 
 
 def defaults(*, leased: bool) -> dict[str, Any]:

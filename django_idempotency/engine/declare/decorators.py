@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, OnceKeywords, Options, resolve
 from ..execution.bridge import in_thread, synchronous
-from ..execution.once import Key, arun_once, once_options, operation_name, run_once
+from ..execution.once import Key, arun_once, once_options, operation_name, run_once, warn_of_gateways
 from ..request.adapters import adapter_of
 from ..request.pipeline import handle, take_over
 from ..request.view_call import ViewCall
@@ -161,6 +161,8 @@ def once(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = operation_name(function, options.get("operation"))
+        if {"lease", "ttl"} <= layer.given().keys():  # what the settings give is only known when it runs
+            warn_of_gateways(name, layer)
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)

@@ -6,10 +6,12 @@ For example, use `run_once` for webhooks, queue consumers, management commands a
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, time
+from functools import lru_cache
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
@@ -33,6 +35,7 @@ from .claiming import claim_request
 from .leased import run_leased
 from .operation import AtomicOperation, Operation, as_kept, decode, encode
 
+logger = logging.getLogger("django_idempotency")
 T = TypeVar("T")
 Key = str | int | UUID
 JSON = (("Content-Type", "application/json"),)
@@ -96,6 +99,7 @@ def run_once(
             operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
             return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
+    warn_of_gateways(identity.operation, resolved)
     wanted = claim_request(resolved, identity, None if payload is None else _fingerprint(payload))
     run = run_leased if leased else run_atomically
     outcome = run(store_for(alias), wanted, function)
@@ -131,6 +135,22 @@ async def arun_once(
         return run_once(form, scope=scope, key=key, payload=payload, **options)
 
     return await in_thread(run, work if iscoroutinefunction(work) else synchronous(work))
+
+
+def warn_of_gateways(operation: str, options: Idempotency) -> None:
+    """Log it if a gateway can remember the operation's derived keys for longer than the operation's keys are kept."""
+    if options.outlived_by_gateways:
+        _warn_once(operation, repr(options.ttl))
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(operation: str, ttl: str) -> None:
+    logger.warning(
+        "%s: ttl=%s with a lease. After ttl the same key runs again, a gateway that still knows its derived "
+        "key answers with the first charge, and one payment buys two orders. Leave ttl out, which means 30 days.",
+        operation,
+        ttl,
+    )
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:

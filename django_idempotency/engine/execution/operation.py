@@ -9,6 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
+from types import SimpleNamespace
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID, uuid4, uuid5
 
@@ -425,21 +426,34 @@ def encode(value: Any) -> str:
     """Return the JSON text that is stored for a value. The value must be a JSON value or a saved model instance. Every
     other value raises `ResultNotStorable`.
     """
-    if isinstance(value, models.Model):
-        if value.pk is None or value._state.adding:
-            raise ResultNotStorable(f"{value!r} has not been saved, so it cannot be fetched again. Return it saved.")
-        kept: dict[str, Any] = {"model": value._meta.label, "pk": value.pk, "using": value._state.db}
-    else:
-        kept = {"value": value}
+    kept: dict[str, Any] = {"value": value}
     try:
+        if isinstance(value, models.Model):
+            kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
         # By default, Python writes NaN and Infinity, but JSON does not have these values.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except Exception as error:  # a project's fields may raise anything, and what has moved money must be marked as done
         raise ResultNotStorable(
             f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
             "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "
             "model_dump(mode='json'), or one saved model instance."
         ) from error
+
+
+def _encode_pk(instance: models.Model) -> Any:
+    """Return what Django's serializers write for each field of the key. JSON alone cuts the microseconds of a time."""
+    field: Any
+    parts: list[Any] = []
+    for field in instance._meta.pk_fields:
+        part = getattr(instance, field.attname)
+        if part is None or instance._state.adding or hasattr(part, "resolve_expression"):
+            raise ValueError(f"{instance!r} has not been saved, or was deleted, so it cannot be fetched again")
+        while field.remote_field:
+            field = field.target_field
+        if not isinstance(part, str | int):
+            part = field.value_to_string(SimpleNamespace(**{field.attname: field.to_python(part)}))
+        parts.append(part)
+    return parts if instance._meta.is_composite_pk else parts[0]
 
 
 def decode(text: str | None) -> Any:
@@ -450,9 +464,12 @@ def decode(text: str | None) -> Any:
     if text is None:
         return None
     kept = json.loads(text)
-    if "model" in kept:
-        return apps.get_model(kept["model"])._base_manager.using(kept["using"]).get(pk=kept["pk"])
-    return kept["value"]
+    if "model" not in kept:
+        return kept["value"]
+    model = apps.get_model(kept["model"])
+    parts = kept["pk"] if model._meta.is_composite_pk else [kept["pk"]]
+    pk = tuple(field.to_python(part) for field, part in zip(model._meta.pk_fields, parts, strict=True))
+    return model._base_manager.using(kept["using"]).get(pk=pk if model._meta.is_composite_pk else pk[0])
 
 
 def as_kept(value: Any, text: str) -> Any:

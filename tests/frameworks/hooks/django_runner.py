@@ -12,8 +12,10 @@ from django.conf import settings
 from django.test.runner import DiscoverRunner
 from django.test.utils import iter_test_cases
 
+APP = "django_idempotency"
+
 # Django's own script has set the applications, and imports the tests after this module.
-settings.INSTALLED_APPS.append("django_idempotency")
+settings.INSTALLED_APPS.insert(0 if os.environ["FRAMEWORKS_ORDER"] == "first" else len(settings.INSTALLED_APPS), APP)
 apps.set_installed_apps(settings.INSTALLED_APPS)
 
 import every_view
