@@ -165,11 +165,10 @@ def test_a_processed_order_leaves_the_outbox_of_javascript(server: Scripted, ans
     if NODE is None:
         pytest.skip("Node is not on this machine")
     server.answers = [answer]
-    kept = (
-        "const kept = {}, storage = {getItem: (name) => kept[name] ?? null, setItem: (n, text) => { kept[n] = text; }}"
-    )
-    submit = f"const box = new Outbox('{server.url}', 'outbox', storage); const end = await box.submit('f', {{}}).catch((e) => e)"
-    told = node(f"(async () => {{ {kept}; {submit}; return [end.constructor.name, end.message, box.entries()]; }})()")
+    storage = "{kept: {}, getItem(name) { return this.kept[name] ?? null; }, setItem(n, text) { this.kept[n] = text; }}"
+    submit = f"const box = new Outbox('{server.url}', 'outbox', {storage}); const told = box.submit('f', {{}})"
+    result = "const end = await told.catch((error) => error); return [end.constructor.name, end.message, box.entries()]"
+    told = node(f"(async () => {{ {submit}; {result}; }})()")
     assert told == ["Processed", place and server.url + place, {}]
     assert len(server.times) == 1
 
