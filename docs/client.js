@@ -3,9 +3,24 @@
 const GIVE_UP_AFTER = 600; // seconds: above the server's longest lease
 const TIMEOUT = 30; // seconds of one attempt
 const RETRIED = new Set([408, 423, 425, 429]); // and each 5xx
-const BUSY = new Set(["in-progress", "outcome-unknown"]); // a 409 of the business has another code, or none
-const LOST = new Set(["response-not-stored", "key-too-old"]);
 const LOGIN = new Set([401, 403]); // this says nothing about the order, nor does a redirect
+const CODES = { // by status and `code`; a 409 of the business has another code, or none
+  "409 in-progress": "retry",
+  "429 in-progress": "retry",
+  "409 outcome-unknown": "retry",
+  "503 busy": "retry",
+  "403 unidentified-caller": "log in",
+  "403 changing-credential": "log in",
+  "409 response-not-stored": "look up",
+  "403 replay-refused": "look up",
+  "409 key-too-old": "look up",
+  "409 already-used": "look up",
+  "422 already-used": "look up",
+  "400 missing-key": "final",
+  "400 invalid-key": "final",
+  "411 length-required": "final",
+  "413 body-too-large": "final",
+};
 
 class Refused extends Error {} // the final answer is no
 class Processed extends Error {} // the order was, or may have been, processed: look it up, do not order again
@@ -33,8 +48,8 @@ async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
       answer = page; // a 202 of the view itself: its page tells the end
       if (page.fields.status === "failed") throw new Refused(`${page.status}: ${page.text}`);
     }
-    if (LOGIN.has(answer.status) || (!answer.ok && answer.status < 400)) throw new NotConfirmed(`${answer.status}`);
-    if (LOST.has(answer.fields.code)) throw new Processed(answer.location ?? "");
+    if (meaning(answer) === "log in") throw new NotConfirmed(`${answer.status}`);
+    if (meaning(answer) === "look up") throw new Processed(answer.location ?? "");
     if (!answer.ok) throw new Refused(`${answer.status}: ${answer.text}`);
     return answer.fields;
   }
@@ -49,10 +64,17 @@ async function ask(end, url, request) {
     } catch {
       // no answer
     }
-    const busy = answer?.status === 409 && BUSY.has(answer.fields.code);
-    if (answer && !busy && !RETRIED.has(answer.status) && answer.status < 500) return answer;
+    if (answer && meaning(answer) !== "retry") return answer;
     await wait(answer, pause, end);
   }
+}
+
+// What the answer says about the order: its code, if the server has one for it, or else its status.
+function meaning({ ok, status, fields }) {
+  const known = CODES[`${status} ${fields.code}`];
+  if (known) return known;
+  if (RETRIED.has(status) || status >= 500) return "retry";
+  return LOGIN.has(status) || (!ok && status < 400) ? "log in" : "final";
 }
 
 async function read(response) {

@@ -10,9 +10,24 @@ import httpx
 
 GIVE_UP_AFTER = 600  # seconds: above the server's longest lease
 RETRIED = {408, 423, 425, 429}  # and each 5xx
-BUSY = {"in-progress", "outcome-unknown"}  # a 409 of the business has another code, or none
-LOST = {"response-not-stored", "key-too-old"}
 LOGIN = {401, 403}  # this says nothing about the order, nor does a redirect
+CODES = {  # by status and `code`; a 409 of the business has another code, or none
+    "409 in-progress": "retry",
+    "429 in-progress": "retry",
+    "409 outcome-unknown": "retry",
+    "503 busy": "retry",
+    "403 unidentified-caller": "log in",
+    "403 changing-credential": "log in",
+    "409 response-not-stored": "look up",
+    "403 replay-refused": "look up",
+    "409 key-too-old": "look up",
+    "409 already-used": "look up",
+    "422 already-used": "look up",
+    "400 missing-key": "final",
+    "400 invalid-key": "final",
+    "411 length-required": "final",
+    "413 body-too-large": "final",
+}
 
 
 class Refused(Exception):
@@ -20,7 +35,7 @@ class Refused(Exception):
 
 
 class Processed(Exception):
-    """The order was processed, or may have been, and its answer is not kept. Look it up, and do not order again."""
+    """The order was processed, or may have been, and its answer cannot be had. Look it up, and do not order again."""
 
 
 class NotConfirmed(Exception):
@@ -48,9 +63,9 @@ def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER
             if fields(page).get("status") == "failed":
                 raise Refused(page.status_code, page.text)
             break
-    if answer.is_redirect or answer.status_code in LOGIN:
+    if meaning(answer) == "log in":
         raise NotConfirmed(answer.status_code)
-    if fields(answer).get("code") in LOST:
+    if meaning(answer) == "look up":
         raise Processed(answer.headers.get("Location"))
     if not answer.is_success:
         raise Refused(answer.status_code, answer.text)
@@ -66,11 +81,20 @@ def ask(client, end, method, url, **request):
         except httpx.TransportError:
             answer = None
         else:
-            busy = answer.status_code == 409 and fields(answer).get("code") in BUSY
-            if not (busy or answer.status_code in RETRIED or answer.is_server_error):
+            if meaning(answer) != "retry":
                 return answer
         wait(answer, pause, end)
         pause = min(2 * pause, 30)
+
+
+def meaning(answer):
+    """What the answer says about the order: its code, if the server has one for it, or else its status."""
+    status = answer.status_code
+    if known := CODES.get(f"{status} {fields(answer).get('code')}"):
+        return known
+    if status in RETRIED or answer.is_server_error:
+        return "retry"
+    return "log in" if status in LOGIN or answer.is_redirect else "final"
 
 
 def wait(answer, pause, end):

@@ -17,11 +17,15 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand
 
 from tests.pages import with_part
+
+if TYPE_CHECKING:
+    from django_idempotency import Idempotency
+    from django_idempotency.engine.request.problems import Problem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -240,14 +244,12 @@ def argument(action: argparse.Action) -> str:
     return f"{action.option_strings[-1]} {value}"
 
 
-def answers() -> str:
-    """The package's own answers, with the default options."""
-    from django_idempotency.engine.conf import resolve
+def every_problem(options: Idempotency) -> list[Problem]:
+    """Each problem that the server can answer with, under these options."""
     from django_idempotency.engine.protocol.outcomes import Snapshot
     from django_idempotency.engine.request import problems
 
-    options = resolve()
-    found = [
+    return [
         problems.missing_key(options),
         problems.invalid_key(options, "…"),
         problems.anonymous_refused(),
@@ -262,6 +264,13 @@ def answers() -> str:
         problems.already_used(options),
         problems.store_busy(),
     ]
+
+
+def answers() -> str:
+    """The package's own answers, with the default options."""
+    from django_idempotency.engine.conf import resolve
+
+    found = every_problem(resolve())
     by_status: dict[int, list[str]] = {}
     for p in found:
         by_status.setdefault(p.status, []).append(f"`{p.code}`")

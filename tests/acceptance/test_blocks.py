@@ -21,7 +21,10 @@ BLOCKS = [(page, name) for page in PAGES if page != "docs/tutorial.md" for name 
 def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the blocks import, or read, of a project."""
     monkeypatch.setenv("IDEMPOTENCY_KEYS", f"{'n' * 43}= {'o' * 43}=")
-    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(schema=None))
+    monkeypatch.setitem(
+        sys.modules, "shop.mutations", SimpleNamespace(CountsEntries=type("", (), {}), mutate_once=None)
+    )
+    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(execute=None))
     monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))
 
 

@@ -239,3 +239,29 @@ def test_the_add_view_of_the_admin(
     assert [answer.status_code for answer in answers] == [302, 302, 403]
     assert [answer["Idempotency-Replayed"] for answer in answers] == ["false", "true", "false"]
     assert models.Order.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_a_page_of_another_origin(run: Any, serve: Any, client: Client, settings: Any) -> None:
+    """The browser may send the key, and the page reads our headers, of a first answer, a replay and an error."""
+    pytest.importorskip("corsheaders")
+    for name, value in vars(run("docs/recipes.md", "spa_settings.py")).items():
+        if name.isupper():
+            setattr(settings, name, value)
+    settings.MIDDLEWARE = ["corsheaders.middleware.CorsMiddleware", *settings.MIDDLEWARE]
+    serve(path("orders", idempotent(lambda request: HttpResponse(status=201))))
+    origin = {"Origin": "https://shop.example"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "idempotency-key"}
+    preflight = client.options("/orders", headers={**origin, **asked})
+    assert "idempotency-key" in preflight["Access-Control-Allow-Headers"].split(", ")
+    assert preflight["Access-Control-Allow-Credentials"] == "true"
+    answers = [client.post("/orders", headers={**origin, "Idempotency-Key": "one"}) for _ in range(2)]
+    answers.append(client.post("/orders", headers=origin))
+    told = [(answer.status_code, answer["Idempotency-Replayed"]) for answer in answers]
+    assert told == [(201, "false"), (201, "true"), (400, "false")]
+    for answer in answers:
+        assert answer["Access-Control-Allow-Origin"] == "https://shop.example"
+        assert answer["Access-Control-Expose-Headers"] == "Idempotency-Replayed, Retry-After"
+    assert "Access-Control-Allow-Origin" not in client.post(
+        "/orders", headers={"Origin": "https://other.example", "Idempotency-Key": "one"}
+    )

@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,32 +100,6 @@ def test_the_webhook_is_delivered_twice(run, serve, client):
         response = deliver(body, hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest())
         assert (response.status_code, response["Idempotency-Replayed"]) == (204, mark)
     assert models.Order.objects.get().amount == 5
-
-
-@pytest.mark.django_db
-def test_a_mutation_of_graphql_runs_once(run, serve, client, monkeypatch):
-    """Another document is a mismatch. A resolver that raises is rolled back, and a query needs no key."""
-    graphql = pytest.importorskip("graphql")
-    schema = graphql.build_schema("type Query { orders: Int } type Mutation { createOrder(fail: Boolean): Int }")
-
-    def create(root: Any, info: Any, fail: bool = False) -> int:
-        pk = models.Order.objects.create().pk
-        return 1 // 0 if fail else pk
-
-    schema.query_type.fields["orders"].resolve = lambda *args: models.Order.objects.count()
-    schema.mutation_type.fields["createOrder"].resolve = create
-    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(schema=schema))
-    serve(path("graphql", run("docs/recipes.md", "shop/graphql.py").graphql))
-
-    def send(query: str, **key: str) -> Any:
-        headers = {f"Idempotency-{name}": value for name, value in key.items()}
-        return client.post("/graphql", {"query": query}, content_type="application/json", headers=headers)
-
-    first, second = (send("mutation { createOrder }", Key="one") for _ in range(2))
-    assert (first.status_code, second["Idempotency-Replayed"], second.content) == (200, "true", first.content)
-    assert send("mutation { createOrder(fail: false) }", Key="one").status_code == 422
-    assert [send("mutation { createOrder(fail: true) }", Key="two").status_code for _ in range(2)] == [500, 500]
-    assert send("{ orders }").json() == {"data": {"orders": 1}}
 
 
 @pytest.mark.django_db

@@ -188,6 +188,55 @@ def test_values_are_json(value: Any, kept: Any) -> None:
     assert [answer.value for answer in answers] == [kept, kept]
 
 
+@pytest.mark.parametrize("value", [0, False, "", [], {}, "a\x00b", "\ud800"], ids=repr)
+def test_no_value_is_taken_for_a_missing_one(value: Any) -> None:
+    """Neither a false one, nor a text that a database would refuse, from the work or from its call."""
+    atomic = [run_once(lambda: value, scope="s", key="k", operation="o") for _ in range(2)]
+    assert [(answer.value, type(answer.value), answer.replayed) for answer in atomic] == [
+        (value, type(value), False),
+        (value, type(value), True),
+    ]
+    calls: list[int] = []
+
+    def pay(operation: Operation) -> Any:
+        charged = operation.call("charge", lambda: calls.append(1) or value)
+        if len(calls) == operation.attempt:
+            raise ValueError("after the call")
+        return charged
+
+    with pytest.raises(ValueError, match="after the call"):
+        run_once(pay, scope="s", key="leased", lease=60, operation="pay")
+    leased = [run_once(pay, scope="s", key="leased", lease=60, operation="pay") for _ in range(2)]
+    assert [(answer.value, type(answer.value), answer.replayed) for answer in leased] == [
+        (value, type(value), False),
+        (value, type(value), True),
+    ]
+    assert calls == [1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_work_after_the_commit_can_be_leased() -> None:
+    """A callback of `on_commit` starts it; it runs once, and a replay of the outer work starts nothing."""
+    charged: list[str] = []
+
+    def charge(operation: Operation) -> Any:
+        operation.call("charge", lambda: charged.append(operation.derive_key("charge")))
+        return operation.write("order", Order.objects.create, reference="charged").pk
+
+    def outer() -> int:
+        transaction.on_commit(partial(run_once, charge, scope="s", key="inner", lease=60, operation="charge"))
+        return Order.objects.create(reference="outer").pk
+
+    assert [run_once(outer, scope="s", key="outer", operation="outer").replayed for _ in range(2)] == [False, True]
+    assert run_once(charge, scope="s", key="inner", lease=60, operation="charge").replayed is True
+    assert len(charged) == 1
+    assert sorted(Order.objects.values_list("reference", flat=True)) == ["charged", "outer"]
+    assert sorted(IdempotencyKey.objects.values_list("key", "status")) == [
+        ("inner", "completed"),
+        ("outer", "completed"),
+    ]
+
+
 def test_an_instance_is_handed_on_as_it_is() -> None:
     """The first caller gets the object that the work has returned, with its attributes that are no fields."""
     order = Order.objects.create()

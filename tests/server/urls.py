@@ -62,6 +62,20 @@ def transfer(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"moved": 1}, status=201)
 
 
+@csrf_exempt
+@idempotent(lease=3600)
+def leased_plain(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+
+    def charge() -> str:
+        Ledger.objects.create(entry=f"charge {operation.derive_key('charge')} {operation.attempt}")
+        pause(request, "in the call")
+        return operation.derive_key("charge")
+
+    charged = operation.call("charge", charge)
+    return JsonResponse({"id": operation.write("order", work, request), "charge": charged}, status=201)
+
+
 def read(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"orders": Order.objects.count(), "atomic": connection.in_atomic_block})
 
@@ -200,6 +214,7 @@ urlpatterns = [
     path("async/class", csrf_exempt(AsyncView.as_view())),
     path("async/wait", waiting_async),
     path("async/ping", ping),
+    path("leased", leased_plain),
     path("plain", plain),
     path("transfer", transfer),
     path("rest", Rest.as_view()),

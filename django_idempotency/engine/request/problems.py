@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, assert_never
 
 from django.http import HttpRequest, HttpResponse
@@ -34,6 +35,37 @@ DESCRIBED = frozenset({400, 409, 422})
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
+class Meaning(StrEnum):
+    """What an error response means for the request of a client, and for the client's key."""
+
+    RETRY = "retry"
+    """Send the same request again, with the same key."""
+    LOG_IN = "log in"
+    """The response says nothing about the request. Keep the key, and send the request again as a known caller."""
+    LOOK_UP = "look up"
+    """The request was processed, or may have been. Find out, and never send it under another key."""
+    FINAL = "final"
+    """The request was refused. It is not processed until the client corrects it."""
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    "in-progress": Meaning.RETRY,
+    "outcome-unknown": Meaning.RETRY,
+    "busy": Meaning.RETRY,
+    "unidentified-caller": Meaning.LOG_IN,
+    "changing-credential": Meaning.LOG_IN,
+    "response-not-stored": Meaning.LOOK_UP,
+    "replay-refused": Meaning.LOOK_UP,
+    "key-too-old": Meaning.LOOK_UP,
+    "already-used": Meaning.LOOK_UP,
+    "missing-key": Meaning.FINAL,
+    "invalid-key": Meaning.FINAL,
+    "length-required": Meaning.FINAL,
+    "body-too-large": Meaning.FINAL,
+}
+"""The one meaning of each code. The clients in the documentation, and the page about them, have the same table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A `Problem` has the content of an error answer. The function `respond` makes the response from a `Problem`.
@@ -49,6 +81,11 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
     """Type and id of the object that the first request has referred to, if the same caller sent that request."""
+
+    @property
+    def meaning(self) -> Meaning:
+        """What a client does now: "retry", "log in", "look up" or "final", as the documentation for clients says."""
+        return MEANINGS[self.code]
 
 
 class Refused(Exception):
