@@ -16,7 +16,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, OnceKeywords, resolve
 from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once
-from ..request.pipeline import handle, take_over
+from ..request.pipeline import apass_through, handle, refuse_asynchronous, take_over
 from ..request.view_call import ViewCall
 from .placement import refuse_class, refuse_routing, refuse_view
 from .registry import Declaration, declare, frameworks, given, register, with_verb
@@ -69,6 +69,8 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
             call = ViewCall(args[0], unprotected, args, kwargs, options)
         else:
             call = view_call(options, unprotected, args, kwargs)
+        if is_dispatch:
+            refuse_asynchronous(call.request)
         if (is_dispatch or "ninja" in sys.modules) and call.method in options.methods:
             refuse_class(view, args)
         return call
@@ -115,7 +117,7 @@ def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
         call = make_call(view, args, kwargs)
         if call.method not in call.options.methods:
-            return await view(*args, **kwargs)
+            return await apass_through(call)
 
         def run(form: Callable[..., Any]) -> Any:
             call.view = form
