@@ -92,6 +92,22 @@ def test_a_server_error_after_a_hidden_database_error_is_passed_on(post: Post) -
     assert not Order.objects.exists()
 
 
+@pytest.mark.parametrize("inner", ["", "&inner", "&inner&savepoint"])
+@pytest.mark.parametrize(("status", "marks"), [(200, "true"), (400, "true"), (429, "false"), (503, "false")])
+def test_a_rollback_that_the_view_asks_for_is_no_error(post: Post, status: int, marks: str, inner: str) -> None:
+    """A dry run: nothing is written, and `record` decides about the answer as always."""
+    first, second = (post(f"/dry_run?status={status}{inner}") for _ in range(2))
+    assert (first.status_code, first.content, replayed(first), replayed(second)) == (status, b"dry", "false", marks)
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 1 if marks == "true" else 0)
+
+
+def test_a_hidden_failure_after_a_rollback_of_something_else_is_no_success(post: Post) -> None:
+    """What was asked for is about another block, or was taken back."""
+    with pytest.raises(TransactionBroken, match=r"with transaction\.atomic\(\)"):
+        post("/gives_up")
+    assert not Order.objects.exists()
+
+
 def test_a_handled_database_error_commits(post: Post) -> None:
     """The view's own atomic() works inside ours."""
     assert [replayed(post("/handled")) for _ in range(2)] == ["false", "true"]

@@ -4,6 +4,7 @@ together, or rolls all three back.
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
 
-from ...exceptions import IdempotencyError, TransactionBroken
-from ..events import report
+from ...exceptions import IdempotencyConfigurationError, IdempotencyError, TransactionBroken
+from ..events import harmless, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from .bridge import NoBridgeAbove
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from .operation import Operation, Work
 
 T = TypeVar("T")
+logger = logging.getLogger("django_idempotency")
+IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
+"""Attributes of an `atomic()` block: whose key it has claimed, and that `set_rollback(True)` will roll it back."""
 
 
 def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
@@ -145,9 +149,13 @@ class _Attempt(NoBridgeAbove):
         try:
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
+                vars(block)[IDENTITY] = wanted.identity
+                if "set_rollback" not in vars(connection):
+                    _note_rollbacks(connection)
                 report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
                 return claim
             if not self.outermost:
+                self._refuse_own_key()
                 # The rollback to the savepoint releases the lock of the key. Otherwise, the key would stay locked until
                 # the caller's transaction ends.
                 transaction.set_rollback(True, using=store.alias)
@@ -156,6 +164,20 @@ class _Attempt(NoBridgeAbove):
             raise
         self.end()
         return claim
+
+    def _refuse_own_key(self) -> None:
+        """Raise an error if the work that asks for the key is a part of the work that has it."""
+        identity, database = self.wanted.identity, self.store.alias
+        if not any(vars(block).get(IDENTITY) == identity for block in self.connection.atomic_blocks):
+            return
+        problem = (
+            f"The work of {identity.operation!r} came back to its own key, {identity.reference} on database "
+            f"{database!r}, before it was done: by a signal receiver or a recursion, for example. It was not run "
+            "again. Call it outside of that work, or give it an operation or a key of its own."
+        )
+        with harmless():  # the work may catch the error, and go on
+            logger.error(problem)
+        raise IdempotencyConfigurationError(problem)
 
     def end(self) -> None:
         self.block.__exit__(None, None, None)
@@ -226,9 +248,9 @@ class _Attempt(NoBridgeAbove):
         """Return whether the package should commit the writes of the work.
 
         If a view returns a response, the package usually commits the writes of the view, as Django does. But after a
-        response with the status 5xx, the package rolls back all writes of the failed attempt. If the view answers 4xx
-        after a database error, the database has perhaps discarded the writes already. Then the package stores only the
-        response.
+        response with the status 5xx, or after `set_rollback(True)`, the package rolls back all writes of the attempt.
+        If the view answers 4xx after a database error, the database has perhaps discarded the writes already. Then the
+        package stores only the response.
 
         Raises:
             TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
@@ -244,10 +266,18 @@ class _Attempt(NoBridgeAbove):
             )
         if returned.verdict is Verdict.ROLL_BACK:
             return False
+        if self.connection.needs_rollback and ASKED in vars(self.block):
+            return False  # the view knows that its writes are lost
         if not self.store.is_broken(self.connection):
             return True
         if returned.snapshot is not None and 400 <= returned.snapshot.status_code < 500:
             return False
+        if self.connection.closed_in_transaction:
+            raise TransactionBroken(
+                "The view closed its database connection, by connection.close() or connections.close_all(). So the "
+                "database rolled back all its writes, and the view returned as if nothing had happened. Leave the "
+                "connection open: Django closes it after the request."
+            )
         raise TransactionBroken(
             "The view caught a database error, after which the database discarded all its writes, and returned as if "
             "nothing had happened. Put the statement that may fail into its own `with transaction.atomic():` block. "
@@ -316,3 +346,22 @@ class _Attempt(NoBridgeAbove):
             return isinstance(self.store.look(self.wanted), InDoubt)
         except (Error, IdempotencyError):
             return False
+
+
+def _note_rollbacks(connection: Any) -> None:
+    """From now on, let `set_rollback` mark the block that it will roll back.
+
+    Django only sets `needs_rollback`, as it does for a database error. Without the mark, a dry run would look like a
+    view that hides an error.
+    """
+
+    def set_rollback(rollback: bool) -> None:
+        type(connection).set_rollback(connection, rollback)
+        blocks, savepoints = connection.atomic_blocks, connection.savepoint_ids
+        with_savepoint = (block for block, id_ in zip(blocks[::-1], savepoints[::-1], strict=False) if id_ is not None)
+        marks = vars(next(with_savepoint, blocks[0]))
+        marks.pop(ASKED, None)
+        if rollback:
+            marks[ASKED] = True
+
+    connection.set_rollback = set_rollback

@@ -341,7 +341,7 @@ def refuse_asynchronous(request: Any) -> None:
     if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
         raise IdempotencyConfigurationError(
             f"{callback.__qualname__} has `async def` handlers, and dispatch() only makes their coroutine: the "
-            "transaction of ATOMIC_REQUESTS is over when that runs. Use IdempotencyMixin instead of decorating dispatch()."
+            "transaction of ATOMIC_REQUESTS is over when that runs. Use IdempotencyMixin, no decorator on dispatch()."
         )
 
 
