@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, connections, transaction
+from django.db.backends.signals import connection_created
+from django.db.transaction import TransactionManagementError
 from django.test import RequestFactory
 
-from django_idempotency import ClaimLost, TransactionBroken, idempotent
+from django_idempotency import ClaimLost, TransactionBroken, idempotent, run_once
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.integration import view_urls
@@ -135,3 +139,87 @@ def test_the_view_must_leave_the_claim_alone(post: Post, settings: Any) -> None:
     with pytest.raises(ClaimLost):
         vandal(request)
     assert not Order.objects.exists()
+
+
+class Interrupted(Exception):
+    """As the handler of a signal raises it."""
+
+
+@pytest.fixture
+def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Raise once when the statement that stands here is done: Django logs it before it notes what has changed."""
+    moments: list[str] = []
+
+    def interrupt(record: logging.LogRecord) -> bool:
+        if moments and str(getattr(record, "sql", "")).startswith(moments[0]):
+            moments.clear()
+            raise Interrupted
+        return True
+
+    logger = logging.getLogger("django.db.backends")
+    monkeypatch.setattr(connections["default"], "force_debug_cursor", True)
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logger.addFilter(interrupt)
+    yield moments
+    logger.removeFilter(interrupt)
+
+
+def place() -> int:
+    return run_once(lambda: Order.objects.create().pk, scope="s", key="k", operation="o").value
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("moment", ["BEGIN", "COMMIT"])
+def test_an_exception_while_the_transaction_begins_or_ends(
+    interrupted_at: list[str], moment: str, in_threads: Callable[..., Any]
+) -> None:
+    """The connection is not left in it: what comes next is committed, inside and outside of a key."""
+    interrupted_at.append(moment)
+    with pytest.raises(Interrupted):
+        place()
+    assert not connection.in_atomic_block
+    Order.objects.create()
+    place()
+    assert in_threads(1, lambda number: Order.objects.count()) == [2]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("moment", ["SAVEPOINT", "RELEASE SAVEPOINT"])
+def test_an_exception_while_a_part_of_the_callers_transaction_begins_or_ends(
+    interrupted_at: list[str], moment: str
+) -> None:
+    """What it has written is perhaps still there, so a caller who catches it cannot commit."""
+
+    @transaction.atomic
+    def goes_on() -> None:
+        Order.objects.create()
+        interrupted_at.append(moment)
+        with suppress(Interrupted):
+            place()
+        Order.objects.create()
+
+    with pytest.raises(TransactionManagementError):
+        goes_on()
+    assert not connection.in_atomic_block
+    place()
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+@pytest.mark.django_db(transaction=True)
+def test_an_exception_while_the_connection_opens() -> None:
+    """It is not used: its time zone and role are perhaps not set."""
+
+    def interrupt(**sent: Any) -> None:
+        raise Interrupted
+
+    connection.close()
+    connection_created.connect(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            place()
+    finally:
+        connection_created.disconnect(interrupt)
+    assert connection.connection is None
+    place()
+    assert Order.objects.count() == 1

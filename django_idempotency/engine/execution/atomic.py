@@ -8,7 +8,7 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
 
@@ -21,6 +21,8 @@ from .claiming import claimed
 from .operation import AtomicOperation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Outcome, Refusal
     from ..stores import Store
     from .operation import Operation, Work
@@ -31,10 +33,15 @@ IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
 """Attributes of an `atomic()` block: whose key it has claimed, and that `set_rollback(True)` will roll it back."""
 
 
-def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+def run_atomically(
+    store: Store, wanted: ClaimRequest, work: Work[T], run: Callable[[Operation], Finished[T]] | None = None
+) -> Outcome[T]:
     """Run the work only once for each key. One transaction contains the claim, the work and the stored result.
 
     If the caller is inside `atomic()`, this function opens a savepoint, and no new transaction.
+
+    Args:
+        run: what runs in place of `work.run`. It must not raise.
 
     Raises:
         Exception: an exception of the work, if `work.answer` returns None for it. Also an exception of the COMMIT or of
@@ -49,7 +56,7 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
         with attempt:
             operation = AtomicOperation(wanted.identity, claim.attempt)
             try:
-                returned = work.run(operation)
+                returned = (run or work.run)(operation)
             except BaseException:
                 attempt.hold_if_ended(claim)
                 raise
@@ -79,23 +86,8 @@ def run_atomically(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome
     # The answer is final and must be stored. But the rollback of the writes has also rolled back the claim. So the
     # package claims the key again. If another request has claimed it in between, the outcome is that of a duplicate.
     attempt.refuse_if_all_is_lost()
-    return run_atomically(store, wanted, _Answered(finished))
-
-
-@dataclass
-class _Answered(Generic[T]):
-    """Work that has already run, and whose writes are rolled back. Only its answer is left to be stored."""
-
-    finished: Finished[T]
-
-    def run(self, operation: Operation) -> Finished[T]:
-        return self.finished
-
-    def answer(self, error: Exception) -> None:
-        return None
-
-    def reconcile(self, operation: Operation) -> None:
-        return None
+    answered = finished
+    return run_atomically(store, wanted, work, lambda operation: answered)
 
 
 @dataclass
