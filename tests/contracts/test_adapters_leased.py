@@ -30,7 +30,7 @@ from tests.contracts.adapters import (
     order,
     raises,
 )
-from tests.leases import lapse
+from tests.leases import Broken, lapse
 from tests.shopapp.models import Line, Order
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +38,7 @@ Threads = Callable[..., list[Any]]
 adapter = adapters(lambda adapter: True)
 answering = adapters(lambda adapter: adapter.answers_exceptions)
 under_atomic_requests = adapters(lambda adapter: type(adapter).__name__ != "AsyncNinja")
+on_atomic_requests = adapters(lambda adapter: adapter.http and type(adapter).__name__ != "AsyncNinja")
 """Django refuses ATOMIC_REQUESTS with an asynchronous callback. Ninja's is one, and no mark reaches it."""
 
 
@@ -163,14 +164,26 @@ class TestTransactions:
         assert marks([send(), send()]) == [(201, "false"), (201, "true")]
         if adapter.http:
             assert send(method="put").replayed is None
-            # Django opens no transaction for an asynchronous view.
-            assert atomic == [True, not adapter.asynchronous]
+            assert atomic == [True, True]
             Order.objects.last().delete()
         if adapter.answers_exceptions:
             adapter.urls.urlpatterns.clear()  # type: ignore[attr-defined]
             send = adapter.protect(raises(Refusal(402)), operation="refused")
             assert marks([send(), send()]) == [(402, "false"), (402, "true")]
         assert Order.objects.count() == 1
+
+    @pytest.mark.parametrize("asgi", [False, True])
+    @pytest.mark.parametrize("method", ["put", "get"])
+    @pytest.mark.usefixtures("atomic_requests")
+    def test_an_unprotected_method_that_fails_leaves_no_half(
+        self, on_atomic_requests: Adapter, method: str, asgi: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The mark takes Django's own guard away, which is a transaction or, for asynchronous views, a refusal."""
+        monkeypatch.setattr(on_atomic_requests, "asynchronous", asgi)
+        send = on_atomic_requests.protect(raises(Broken()))
+        with pytest.raises(Broken):
+            send(method=method)
+        assert (counts(), len(RUNS)) == ((0, 0), 1)
 
     def test_of_many_at_once_one_runs(self, adapter: Adapter, in_threads: Threads) -> None:
         """The others are told to come back, or get its answer."""

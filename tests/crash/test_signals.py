@@ -1,15 +1,18 @@
-"""A process that is told to stop in the middle of a leased operation releases its key."""
+"""Signals: a process that is told to stop releases its leased key, and one that lives on keeps its promises."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, server_environment
+from tests.shopapp.models import Order
 
 PROGRAM = """
 import django; django.setup()
@@ -61,3 +64,76 @@ def test_a_signal_releases_the_key(number: int, status: int) -> None:
     row = IdempotencyKey.objects.get()
     assert (row.status, row.locked_until, row.attempt) == ("failed", None, 1)
     assert list(row.steps.values_list("name", "finished_at")) == [("charge", None)]
+
+
+INTERRUPTED = """
+import django; django.setup()
+import json, random, signal, time
+from django.db import connection
+from django_idempotency import run_once
+from tests.shopapp.models import Order
+
+class TimeLimit(Exception):
+    pass
+
+def raises(*_):
+    global armed
+    if armed:
+        armed = False
+        raise TimeLimit
+
+def place(key):
+    return run_once(lambda: Order.objects.create(reference=key).pk, scope="s", key=key, operation="place")
+
+def is_left_open():
+    raw = connection.connection
+    return connection.in_atomic_block or raw is not None and raw.info.transaction_status.name != "IDLE"
+
+armed = False
+signal.signal(signal.SIGALRM, raises)
+began = time.perf_counter()
+for number in range(50):
+    place(f"warm-{number}")
+longest = (time.perf_counter() - began) / 50 * 1.2
+moments = random.Random(SEED)
+answered, interrupted, left_open = [], 0, 0
+for number in range(TIMES):
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, longest))
+        place(str(number))
+        answered.append(str(number))
+    except Exception as error:
+        interrupted += 1
+        while not isinstance(error, TimeLimit):  # Django's clean-up may raise an error of its own
+            error = error.__context__
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    left_open += is_left_open()
+print(json.dumps({"answered": answered, "interrupted": interrupted, "left_open": left_open}))
+for number in range(TIMES):
+    place(str(number))
+"""
+SEED, TIMES = 44, 1000
+"""A plan is repeated by its seed, as far as a clock lets it."""
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_signal_at_any_moment_loses_nothing() -> None:
+    """As soft time limits do it: a handler raises, and the process goes on with its connection. What was answered is
+    committed, no transaction stays open, and each retry makes the one order.
+    """
+    program = f"SEED, TIMES = {SEED}, {TIMES}\n{INTERRUPTED}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=server_environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        orders = Counter(Order.objects.values_list("reference", flat=True))
+        assert process.wait(DEADLINE) == 0
+    assert told["interrupted"] > TIMES / 4
+    assert (told["left_open"], [key for key in told["answered"] if orders[key] != 1]) == (0, [])
+    after = Counter(Order.objects.exclude(reference__startswith="warm").values_list("reference", flat=True))
+    assert after == {str(number): 1 for number in range(TIMES)}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, connections, transaction
+from django.db.backends.signals import connection_created
+from django.db.transaction import TransactionManagementError
 from django.test import RequestFactory
 
-from django_idempotency import ClaimLost, TransactionBroken, idempotent
+from django_idempotency import ClaimLost, TransactionBroken, idempotent, run_once
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.integration import view_urls
@@ -92,6 +96,22 @@ def test_a_server_error_after_a_hidden_database_error_is_passed_on(post: Post) -
     assert not Order.objects.exists()
 
 
+@pytest.mark.parametrize("inner", ["", "&inner", "&inner&savepoint"])
+@pytest.mark.parametrize(("status", "marks"), [(200, "true"), (400, "true"), (429, "false"), (503, "false")])
+def test_a_rollback_that_the_view_asks_for_is_no_error(post: Post, status: int, marks: str, inner: str) -> None:
+    """A dry run: nothing is written, and `record` decides about the answer as always."""
+    first, second = (post(f"/dry_run?status={status}{inner}") for _ in range(2))
+    assert (first.status_code, first.content, replayed(first), replayed(second)) == (status, b"dry", "false", marks)
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 1 if marks == "true" else 0)
+
+
+def test_a_hidden_failure_after_a_rollback_of_something_else_is_no_success(post: Post) -> None:
+    """What was asked for is about another block, or was taken back."""
+    with pytest.raises(TransactionBroken, match=r"with transaction\.atomic\(\)"):
+        post("/gives_up")
+    assert not Order.objects.exists()
+
+
 def test_a_handled_database_error_commits(post: Post) -> None:
     """The view's own atomic() works inside ours."""
     assert [replayed(post("/handled")) for _ in range(2)] == ["false", "true"]
@@ -119,3 +139,87 @@ def test_the_view_must_leave_the_claim_alone(post: Post, settings: Any) -> None:
     with pytest.raises(ClaimLost):
         vandal(request)
     assert not Order.objects.exists()
+
+
+class Interrupted(Exception):
+    """As the handler of a signal raises it."""
+
+
+@pytest.fixture
+def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Raise once when the statement that stands here is done: Django logs it before it notes what has changed."""
+    moments: list[str] = []
+
+    def interrupt(record: logging.LogRecord) -> bool:
+        if moments and str(getattr(record, "sql", "")).startswith(moments[0]):
+            moments.clear()
+            raise Interrupted
+        return True
+
+    logger = logging.getLogger("django.db.backends")
+    monkeypatch.setattr(connections["default"], "force_debug_cursor", True)
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logger.addFilter(interrupt)
+    yield moments
+    logger.removeFilter(interrupt)
+
+
+def place() -> int:
+    return run_once(lambda: Order.objects.create().pk, scope="s", key="k", operation="o").value
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("moment", ["BEGIN", "COMMIT"])
+def test_an_exception_while_the_transaction_begins_or_ends(
+    interrupted_at: list[str], moment: str, in_threads: Callable[..., Any]
+) -> None:
+    """The connection is not left in it: what comes next is committed, inside and outside of a key."""
+    interrupted_at.append(moment)
+    with pytest.raises(Interrupted):
+        place()
+    assert not connection.in_atomic_block
+    Order.objects.create()
+    place()
+    assert in_threads(1, lambda number: Order.objects.count()) == [2]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("moment", ["SAVEPOINT", "RELEASE SAVEPOINT"])
+def test_an_exception_while_a_part_of_the_callers_transaction_begins_or_ends(
+    interrupted_at: list[str], moment: str
+) -> None:
+    """What it has written is perhaps still there, so a caller who catches it cannot commit."""
+
+    @transaction.atomic
+    def goes_on() -> None:
+        Order.objects.create()
+        interrupted_at.append(moment)
+        with suppress(Interrupted):
+            place()
+        Order.objects.create()
+
+    with pytest.raises(TransactionManagementError):
+        goes_on()
+    assert not connection.in_atomic_block
+    place()
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+@pytest.mark.django_db(transaction=True)
+def test_an_exception_while_the_connection_opens() -> None:
+    """It is not used: its time zone and role are perhaps not set."""
+
+    def interrupt(**sent: Any) -> None:
+        raise Interrupted
+
+    connection.close()
+    connection_created.connect(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            place()
+    finally:
+        connection_created.disconnect(interrupt)
+    assert connection.connection is None
+    place()
+    assert Order.objects.count() == 1

@@ -10,6 +10,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection
 
 from django_idempotency import (
+    ClaimLost,
     IdempotencyConfigurationError,
     Operation,
     OutcomeUnknown,
@@ -171,3 +172,30 @@ def test_a_call_that_is_made_again_ends_a_raw_begin_too() -> None:
     for _ in range(2):
         assert once(pay, lease=60) == 2
         connection.close()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("warm", [0, 3])
+@pytest.mark.parametrize(
+    ("statement", "error", "cause"),
+    [
+        ("ROLLBACK", ClaimLost, "raw ROLLBACK"),
+        ("SET LOCAL search_path TO pg_catalog", ClaimLost, "search_path"),
+        ("SET TRANSACTION READ ONLY", TransactionBroken, "read-only"),
+    ],
+)
+def test_what_the_work_has_done_to_its_transaction_is_named(
+    statement: str, error: type[Exception], cause: str, warm: int
+) -> None:
+    """By text and by prepared statements. Nothing is kept, and the key is free."""
+
+    def work() -> None:
+        Order.objects.create()
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    for number in range(warm):
+        run_once(lambda: 1, scope="s", key=str(number), operation="o")
+    with pytest.raises(error, match=cause):
+        once(work)
+    assert (orders(), once(lambda: 1)) == ([], 1)

@@ -19,7 +19,6 @@ from django.urls import path
 from django_idempotency import (
     IdempotencyConfigurationError,
     Operation,
-    OutcomeUnknown,
     PayloadMismatch,
     Result,
     ResultNotStorable,
@@ -37,6 +36,30 @@ NOON = datetime(2026, 11, 22, 12, 0, 0)
 
 
 class TestAtomic:
+    @pytest.mark.parametrize("caught", [False, True])
+    def test_work_that_meets_its_own_key_is_refused_and_logged(
+        self, caught: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is a mistake, and no key that waits for a person. The log has it also if the work catches the error."""
+
+        def again() -> str:
+            Order.objects.create()
+            try:
+                run_once(again, scope="s", key="k", operation="loop")
+            except IdempotencyConfigurationError:
+                if not caught:
+                    raise
+            return "done"
+
+        if caught:
+            assert run_once(again, scope="s", key="k", operation="loop").value == "done"
+        else:
+            with pytest.raises(IdempotencyConfigurationError, match="'loop' came back to its own key"):
+                run_once(again, scope="s", key="k", operation="loop")
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == ((1, 1) if caught else (0, 0))
+        (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert "came back to its own key" in told.message
+
     @pytest.mark.parametrize("payloads", [({"a": 1}, {"a": 2}), (b"1", b"2"), ([1], ["1"]), ("1", b"1")])
     def test_another_payload_is_a_named_exception(self, payloads: tuple[Any, Any]) -> None:
         """The key was mixed up; nothing runs. No payload is compared with none."""
@@ -83,7 +106,7 @@ class TestAtomic:
         def work() -> Any:
             return run_once(work, scope="s", key="k", operation="o").value
 
-        with pytest.raises(OutcomeUnknown, match="o with key 'k' was interrupted"):
+        with pytest.raises(IdempotencyConfigurationError, match="'o' came back to its own key"):
             run_once(work, scope="s", key="k", operation="o")
         assert IdempotencyKey.objects.count() == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from threading import Event
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,12 +13,22 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncRequestFactory, Client, RequestFactory
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, override_settings
 from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
-from django_idempotency import Operation, TransactionBroken, arun_once, idempotent
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    Operation,
+    TransactionBroken,
+    arun_once,
+    get_operation,
+    idempotent,
+)
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
+from django_idempotency.views import IdempotencyMixin
 from tests.integration import view_urls
 from tests.leases import Broken
 from tests.shopapp.models import Order
@@ -127,6 +138,73 @@ class TestAtomicRequests:
         """The alias of the keys is taken over beside it."""
         view: Any = idempotent(transaction.non_atomic_requests(using="other")(view_urls.create.__wrapped__))  # type: ignore[attr-defined]
         assert [alias in view._non_atomic_requests for alias in ("other", "default", "third")] == [True, True, False]
+
+
+class Asynchronous(IdempotencyMixin, View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(get_operation(request).key))
+
+    put = post
+
+
+class Switched(Asynchronous):
+    idempotency = None
+
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        await Order.objects.acreate()
+        raise Broken
+
+
+@idempotent(required=False)
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(get_operation(request).key))
+
+
+@method_decorator(idempotent, name="dispatch")
+class Dispatched(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        await Order.objects.acreate()
+        raise Broken
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize("atomic", [False, True])
+class TestAsynchronousViews:
+    @pytest.fixture(autouse=True)
+    def send(self, client: Any, atomic: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """With and without ATOMIC_REQUESTS, under WSGI and ASGI."""
+        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
+        urls = ModuleType("asynchronous_urls")
+        views = {"class": Asynchronous.as_view(), "switched": Switched.as_view(), "dispatched": Dispatched.as_view()}
+        urls.urlpatterns = [path(name, view) for name, view in {**views, "function": asynchronous}.items()]  # type: ignore[attr-defined]
+
+        def sent(method: str, to: str) -> Any:
+            call = getattr(client(), method)
+            return (async_to_sync(call) if client is AsyncClient else call)(to)
+
+        with override_settings(ROOT_URLCONF=urls):
+            yield sent
+
+    def test_each_method_has_an_operation_without_a_key(self, send: Any) -> None:
+        """`request.idempotency` is there whether or not the method is protected."""
+        sent = [send("get", "/function"), send("put", "/function"), send("post", "/function"), send("put", "/class")]
+        assert [response.content for response in sent] == [b"None"] * 4
+
+    def test_django_itself_answers_options_and_405(self, send: Any) -> None:
+        """By a plain method that returns an awaitable."""
+        assert [send(method, "/class").status_code for method in ("options", "delete")] == [200, 405]
+
+    def test_a_class_that_is_switched_off_keeps_the_guard(self, send: Any, atomic: bool) -> None:
+        """The mixin has taken Django's transaction away for it, too."""
+        with pytest.raises(Broken):
+            send("post", "/switched")
+        assert Order.objects.exists() is not atomic
+
+    def test_a_decorated_dispatch_is_refused_under_atomic_requests(self, send: Any, atomic: bool) -> None:
+        """As Django refuses it: the coroutine would run when the transaction is over."""
+        with pytest.raises(IdempotencyConfigurationError if atomic else Broken, match="async def" if atomic else None):
+            send("get", "/dispatched")
+        assert Order.objects.exists() is not atomic
 
 
 def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
@@ -78,6 +79,29 @@ def swallow(request: HttpRequest) -> HttpResponse:
     except Exception:
         return HttpResponse("hidden", status=int(request.GET["status"]))
     raise AssertionError("there was no error to hide")
+
+
+@idempotent
+def dry_run(request: HttpRequest) -> HttpResponse:
+    """Write, and ask Django to roll back: the writes, or those of an inner block."""
+    inner = transaction.atomic(savepoint="savepoint" in request.GET) if "inner" in request.GET else nullcontext()
+    with inner:
+        order(request)
+        transaction.set_rollback(True)
+    return HttpResponse("dry", status=int(request.GET["status"]))
+
+
+@idempotent
+def gives_up(request: HttpRequest) -> HttpResponse:
+    """Catch a failure in a block without a savepoint, after a rollback that an inner block has had."""
+    with transaction.atomic():
+        transaction.set_rollback(True)
+    transaction.set_rollback(True)
+    transaction.set_rollback(False)
+    order(request)
+    with suppress(ValueError), transaction.atomic(savepoint=False):
+        raise ValueError
+    return HttpResponse("hidden")
 
 
 @idempotent
@@ -195,7 +219,21 @@ def opted_out(request: HttpRequest) -> HttpResponse:
 
 
 FUNCTIONS = (
-    *(create, answer, fail, fail_after_commit, fail_at_commit, swallow, handled, template, mirror, empty, moved),
+    *(
+        create,
+        answer,
+        fail,
+        fail_after_commit,
+        fail_at_commit,
+        swallow,
+        dry_run,
+        gives_up,
+        handled,
+        template,
+        mirror,
+        empty,
+        moved,
+    ),
     *(stream, download, too_large, secret, upload, optional, elsewhere, mine, known_callers, opted_out),
 )
 urlpatterns = [

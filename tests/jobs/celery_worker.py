@@ -1,4 +1,4 @@
-"""A Celery application on a folder, with a task that does its work once for each order."""
+"""A Celery application on a folder, with tasks that do their work once for each order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import django
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 
 django.setup()
 
@@ -41,3 +42,17 @@ def place(order: str) -> str:
 def place_order(order: str, delivery: int) -> None:
     place(order)
     Ledger.objects.create(entry=f"{order} delivered {delivery}")
+
+
+@app.task(name="place_orders", ignore_result=True, soft_time_limit=1)
+def place_orders(batch: str) -> None:
+    """Place orders until the time limit, which comes in the middle of one of them, and one more after it."""
+    with (FOLDER / f"answered-{batch}").open("w", buffering=1) as answered:
+        number = 0
+        try:
+            while True:
+                answered.write(place(f"{batch}-{number}") + "\n")
+                number += 1
+        except SoftTimeLimitExceeded:
+            answered.write(place(f"{batch}-after") + "\n")
+    (FOLDER / f"done-{batch}").touch()

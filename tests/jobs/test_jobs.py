@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -33,14 +35,34 @@ def test_a_consumer_that_crashes(tmp_path: Path) -> None:
 
 def test_a_celery_child_that_is_killed_in_the_middle_of_the_work(tmp_path: Path) -> None:
     """The parent lives. It puts the message back, because of `reject_on_worker_lost`, and another child works."""
-    pytest.importorskip("celery")
-    (tmp_path / "queue").mkdir()
-    # Sent by a process of its own: Celery's application is configured at import.
-    send = "from tests.jobs.celery_worker import place_order; place_order.apply_async(['crash', 1], task_id='crash')"
-    folder = {"CELERY_FOLDER": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", send], env=server_environment(**folder), check=True, timeout=DEADLINE)
-    command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "prefork", "--without-gossip")
-    with running(*command, "--without-mingle", "--without-heartbeat", **folder):
+    send(tmp_path, "place_order.apply_async(['crash', 1], task_id='crash')")
+    with worker(tmp_path):
         eventually("the redelivery", lambda: Ledger.objects.count() == 1)
     assert (tmp_path / "crashed").exists()
     assert orders() == ["crash"]
+
+
+def test_celery_soft_time_limits(tmp_path: Path) -> None:
+    """The exception strikes anywhere in an order, and the child lives on: what it has answered is committed."""
+    batches = [f"batch{number}" for number in range(8)]
+    send(tmp_path, f"[place_orders.delay(batch) for batch in {batches}]")
+    with worker(tmp_path, "--concurrency", "4"):
+        eventually("the last batch", lambda: len(list(tmp_path.glob("done-*"))) == len(batches))
+    answered = [line for batch in batches for line in (tmp_path / f"answered-{batch}").read_text().splitlines()]
+    assert [line for line in answered if line.endswith("after")] == [f"{batch}-after" for batch in batches]
+    assert Counter(answered) <= Counter(orders())
+    assert len(set(orders())) == len(orders())
+
+
+def send(folder: Path, call: str) -> None:
+    """By a process of its own: Celery's application is configured at import."""
+    pytest.importorskip("celery")
+    (folder / "queue").mkdir()
+    program = f"from tests.jobs.celery_worker import *; {call}"
+    environment = server_environment(CELERY_FOLDER=str(folder))
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=DEADLINE)
+
+
+def worker(folder: Path, *options: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    command = ("celery", "-A", "tests.jobs.celery_worker", "worker", "--pool", "prefork", "--without-gossip")
+    return running(*command, "--without-mingle", "--without-heartbeat", *options, CELERY_FOLDER=str(folder))

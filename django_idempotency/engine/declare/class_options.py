@@ -10,11 +10,12 @@ from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
+from asgiref.sync import iscoroutinefunction
 from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, Options, as_options, merged, resolve
-from ..request.pipeline import as_django_would, take_over
+from ..request.pipeline import as_django_would, awaited_as_django_would, take_over
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
@@ -95,8 +96,9 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler runs after dispatch() has returned, so a transaction around dispatch() would not
-            # help. For an asynchronous handler, Django does not open a transaction either.
+            # An asynchronous handler runs after dispatch() has returned, so its transaction must be around the handler.
+            if iscoroutinefunction(handler):
+                setattr(self, verb, partial(awaited_as_django_would, request, handler))
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         # Django creates a new view object for each request, so the mixin can replace the handler of this object. The
@@ -107,7 +109,9 @@ class IdempotencyMixin:
     def _protected(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         options = self.options_for(handler, request.method.upper())
         if options is None:
-            with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
+            if iscoroutinefunction(handler):
+                return awaited_as_django_would(request, handler, request, *args, **kwargs)
+            with as_django_would(request):
                 return handler(request, *args, **kwargs)
         return protected_form(handler, partial(call_of, options))(request, *args, **kwargs)
 

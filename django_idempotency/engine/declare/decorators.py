@@ -16,7 +16,7 @@ from ..conf import Idempotency, Keywords, OnceKeywords, Options, resolve
 from ..execution.bridge import in_thread, synchronous
 from ..execution.once import Key, arun_once, once_options, operation_name, run_once, warn_of_gateways
 from ..request.adapters import adapter_of
-from ..request.pipeline import handle, take_over
+from ..request.pipeline import apass_through, handle, refuse_asynchronous, take_over
 from ..request.view_call import ViewCall
 from .placement import NINJA, refuse_class, refuse_routing, refuse_view
 from .registry import Declaration, declare, given, register, with_verb
@@ -69,6 +69,8 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
             call = ViewCall(args[0], unprotected, args, kwargs, options)
         else:
             call = call_of(options, unprotected, args, kwargs)
+        if is_dispatch:
+            refuse_asynchronous(call.request)
         callback = getattr(call.request.resolver_match, "func", None)
         if (is_dispatch or getattr(callback, "__module__", "") == NINJA) and call.method in options.methods:
             refuse_class(view, args)
@@ -112,7 +114,7 @@ def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
         call = make_call(view, args, kwargs)
         if call.method not in call.options.methods:
-            return await view(*args, **kwargs)
+            return await apass_through(call)
 
         def run(form: Callable[..., Any]) -> Any:
             call.view = form

@@ -31,12 +31,13 @@ class NoBridgeAbove:
     the same data twice.
     """
 
+    _above: Any = None
+
     def __enter__(self) -> None:
         bridges: Any = AsyncToSync.executors
         try:
             self._above = bridges.current
         except AttributeError:  # without the attribute `current`, asgiref is slow in this thread
-            self._above = None
             bridges.current = None
         if self._above is not None:
             bridges.current = None

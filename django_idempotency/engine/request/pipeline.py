@@ -8,6 +8,8 @@ With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. If t
 failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
 attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
 table. If a request is not protected, the package opens `atomic(alias)` in place of Django.
+Django refuses `async def` views under ATOMIC_REQUESTS. For those that are protected, the package does the same: without
+the transaction, a request that fails in the middle would leave a half.
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
@@ -27,6 +29,7 @@ from functools import lru_cache, partial
 from time import time
 from typing import Any, TypeVar
 
+from asgiref.sync import iscoroutinefunction
 from django.contrib.sessions.backends.base import SessionBase
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
@@ -37,6 +40,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Options, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
+from ..execution.bridge import NoBridgeAbove, in_thread
 from ..execution.claiming import claim_request
 from ..execution.leased import run_leased
 from ..execution.operation import AtomicOperation, Operation
@@ -163,11 +167,22 @@ def read_key(request: Any, options: Options) -> str | None:
 
 def pass_through(call: ViewCall) -> HttpResponseBase:
     """Call the view without protection. The operation in `request.idempotency` has no key."""
+    _attach_without_key(call)
+    with as_django_would(call.request):
+        return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
+
+
+async def apass_through(call: ViewCall) -> HttpResponseBase:
+    """`pass_through` for an `async def` view, which stays on the event loop if it needs no transaction."""
+    _attach_without_key(call)
+    response: HttpResponseBase = await awaited_as_django_would(call.request, call.view, *call.args, **call.kwargs)
+    return response
+
+
+def _attach_without_key(call: ViewCall) -> None:
     request: Any = call.request
     leased = call.options.lease is not None
     request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
-    with as_django_would(request):
-        return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
 
 
 def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str) -> HttpResponseBase:
@@ -307,11 +322,41 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
     """Return a transaction like the transaction that Django would open for an unprotected view."""
-    match_ = getattr(request, "resolver_match", None)
-    # In some tests, `resolver_match` has no attribute `func`.
-    mark = getattr(getattr(match_, "func", None), "_non_atomic_requests", None)
+    mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()
         if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)
     return nullcontext()
+
+
+def _callback(request: Any) -> Any:
+    # In some tests, `resolver_match` has no attribute `func`.
+    return getattr(getattr(request, "resolver_match", None), "func", None)
+
+
+def refuse_asynchronous(request: Any) -> None:
+    """Raise an error if the `dispatch` of an asynchronous class is decorated, and Django would refuse the view."""
+    callback = _callback(request)
+    if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
+        raise IdempotencyConfigurationError(
+            f"{callback.__qualname__} has `async def` handlers, and dispatch() only makes their coroutine: the "
+            "transaction of ATOMIC_REQUESTS is over when that runs. Use IdempotencyMixin, no decorator on dispatch()."
+        )
+
+
+async def awaited_as_django_would(request: Any, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Await an `async def` view in the transaction of `as_django_would`.
+
+    Django itself refuses ATOMIC_REQUESTS for such views, and our mark removes that refusal. The view runs as a
+    protected one does: see `in_thread`.
+    """
+    transaction_ = as_django_would(request)
+    if isinstance(transaction_, nullcontext):
+        return await view(*args, **kwargs)
+
+    def run(form: Callable[..., Any]) -> Any:
+        with transaction_, NoBridgeAbove():
+            return form(*args, **kwargs)
+
+    return await in_thread(run, view)

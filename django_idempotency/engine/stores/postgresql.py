@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 
-from ...exceptions import IdempotencyConfigurationError
+from ...exceptions import IdempotencyConfigurationError, TransactionBroken
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from . import messages
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 OUT_OF_SHARED_MEMORY = "53200"
-DIVISION_BY_ZERO = "22012"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """The types of the parameters that are not text. PostgreSQL cannot guess these types in an INSERT … SELECT."""
 TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
@@ -100,20 +99,30 @@ class PostgreSQLStore(Store):
 
     def _write_last(self, name: str, values: Values) -> None:
         connection = connections[self.alias]
-        if connection.needs_rollback or not messages.may_send(connection, IN_TRANSACTION):
-            super()._write_last(name, values)
-            return
         try:
-            messages.end_with(connection, self._statements[name], values)
+            if connection.needs_rollback or not messages.may_send(connection, IN_TRANSACTION):
+                super()._write_last(name, values)
+            else:
+                messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # The statement divides 1 by the number of rows that it has written. So if this worker no longer has the
-            # claim, the statement fails with a division by zero. A deferred trigger can also divide by zero, but only
-            # during COMMIT. A failed COMMIT ends the transaction. So the status IN_ERROR shows that the error does not
-            # come from COMMIT.
+            # A trigger of the project can fail with the same codes, but only during COMMIT. A failed COMMIT ends the
+            # transaction. So the status IN_ERROR shows that the error does not come from COMMIT.
             raw: Any = connection.connection
-            if self.code(error) == DIVISION_BY_ZERO and raw.info.transaction_status == IN_ERROR:
-                raise claim_lost() from error
+            if raw is not None and raw.info.transaction_status == IN_ERROR:
+                self._name_cause(error)
             raise
+
+    def _name_cause(self, error: DatabaseError) -> None:
+        match self.code(error):
+            # The statement divides 1 by the number of rows that it has written. So if this worker no longer has the
+            # claim, the statement fails with a division by zero. In a schema without the table, it fails as well.
+            case "22012" | "42P01":
+                raise claim_lost() from error
+            case "25006":
+                raise TransactionBroken(
+                    "The view made its transaction read-only (SET TRANSACTION READ ONLY), so its result could not be "
+                    "stored. Everything is rolled back. Read in a transaction of its own, or on another alias."
+                ) from error
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
@@ -159,11 +168,13 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
+        if connection.needs_rollback or connection.closed_in_transaction:  # closed, a pool has taken it back
+            return True
         # Sometimes the server refuses all further statements of the transaction, although Django has not noticed an
         # error.
         raw: Any = connection.connection
         status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
-        return bool(status == IN_ERROR or connection.needs_rollback or connection.closed_in_transaction)
+        return bool(status == IN_ERROR)
 
     @cached_property
     def _claim_sql(self) -> str:

@@ -412,7 +412,8 @@ def new_claim(row_id: int, wanted: ClaimRequest, attempt: int = 1) -> Claimed:
 
 def claim_lost() -> ClaimLost:
     return ClaimLost(
-        "The row of this request's idempotency key is not there any more: the view has caught a deadlock or a lock "
-        "timeout, deleted the row, or left its schema or database (search_path, USE). This transaction is rolled back. "
-        "Let such errors propagate, leave the key table alone, and end the view in the schema in which it began."
+        "The row of this request's idempotency key is not there any more: the view has sent a raw ROLLBACK, caught a "
+        "deadlock or a lock timeout, deleted the row, or left its schema or database (search_path, USE). This "
+        "transaction is rolled back. To roll back on purpose, call transaction.set_rollback(True). Let database errors "
+        "propagate, leave the key table alone, and end the view in the schema in which it began."
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
+from django_idempotency import TransactionBroken, run_once
 from django_idempotency.models import IdempotencyKey
 from tests.contracts.states import STATES, TestStatesContract
 from tests.tap import tapped, verbs
@@ -46,3 +48,13 @@ def test_it_decides_as_the_contract_says(changes: Any, first: Any, retry: Any) -
         for state in STATES:
             IdempotencyKey.objects.all().delete()
             TestStatesContract().test_a_claim_that_meets_the_state(state)
+
+
+@on_psycopg3
+@pytest.mark.parametrize("changes", [{}, POOL], ids=["direct", "pool"])
+def test_a_closed_connection_is_named(changes: Any) -> None:
+    """A pool has taken it back by then. The next request has another one."""
+    with tapped(**changes):
+        with pytest.raises(TransactionBroken, match="closed its database connection"):
+            run_once(lambda: connection.close(), scope="s", key="k", operation="o")
+        assert run_once(lambda: 1, scope="s", key="k", operation="o").value == 1
