@@ -119,13 +119,12 @@ class PostgreSQLStore(Store):
     def _statements(self) -> dict[str, Statement]:
         # This SQL divides by zero if the statement has written no row. After a division by zero, PostgreSQL does not
         # run the COMMIT that follows in the same message.
-        checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
-        texts = {
-            "claim": self._claim_sql,
-            "complete": checked.format(self._sql.complete),
-            "release": checked.format(self._sql.release),
-        }
-        return {name: Statement(name, text) for name, text in texts.items()}
+        checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
+        return messages.statements(
+            claim=self._claim_sql,
+            complete=checked.format(self._sql.complete),
+            release=checked.format(self._sql.release),
+        )
 
     def explain(self, error: DatabaseError) -> None:
         if self.code(error) == OUT_OF_SHARED_MEMORY:
@@ -191,8 +190,8 @@ class PostgreSQLStore(Store):
             f"inserted AS (INSERT INTO {sql.table} ({', '.join(row)}) SELECT {', '.join(row.values())} "
             f"WHERE NOT EXISTS (SELECT 1 FROM stored) AND {TRY_LOCK} "
             f"ON CONFLICT ({k['key_hash']}, {k['scope_hash']}) DO NOTHING RETURNING {k['id']}) "
-            f"SELECT {k['id']}, NULL, NULL{{seqscan_on}} FROM inserted "
-            "UNION ALL SELECT NULL, facts, body{seqscan_on} FROM stored"
+            f"SELECT {k['id']}, NULL, NULL{{seqscan_back}} FROM inserted "
+            "UNION ALL SELECT NULL, facts, body{seqscan_back} FROM stored"
         )
 
     @cached_property
@@ -214,7 +213,7 @@ class PostgreSQLStore(Store):
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        row = self._fetch(self._claim_sql.format(seqscan_on=""), values_of(wanted))
+        row = self._fetch(self._claim_sql.format(seqscan_back=""), values_of(wanted))
         return None if row is None else row[0]
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
