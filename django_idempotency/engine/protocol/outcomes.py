@@ -4,6 +4,7 @@ the outcome of the work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -56,7 +57,9 @@ class ClaimRequest:
             for the policy "retry", and also for "hold" if the project has a `reconcile`.
         policy: the option `on_abandoned`, which the row stores as information for people, or None without a lease.
         known_only: if True, the outcome is `TooOld` for a key without a row or with an expired row, and no row is
-            written. Late keys and the recovery use it.
+            written. The recovery uses it.
+        late: for keys that say when they were made. Called with the database's time in seconds since 1970, it returns
+            whether a key without a row is too old to be new. An expired row is never taken over.
     """
 
     identity: Identity
@@ -67,6 +70,7 @@ class ClaimRequest:
     repeats_calls: bool = False
     policy: Literal["retry", "hold"] | None = None
     known_only: bool = False
+    late: Callable[[float], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

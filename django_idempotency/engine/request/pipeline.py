@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from time import time
 from typing import Any, TypeVar
 
 from django.contrib.sessions.backends.base import SessionBase
@@ -127,8 +126,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         # future. Then the package still accepts the key some minutes after the end of `ttl`. So the package must store
         # the row for some minutes longer than `ttl`. The row must not expire at the end of `ttl`, because then a retry
         # could run the view again.
-        late = is_late(key, options.ttl_seconds, time())
-        wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
+        late = partial(is_late, key, options.ttl_seconds)
+        wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=late)
     return wanted
 
 

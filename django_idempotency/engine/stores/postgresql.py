@@ -95,7 +95,8 @@ class PostgreSQLStore(Store):
             # Another transaction holds the lock on the key, or another transaction changed the row a moment ago.
             return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
         if (row_id := found.get_value(0, 0)) is not None:
-            return new_claim(int(row_id), wanted)
+            claimed = new_claim(int(row_id), wanted)
+            return claimed if wanted.late is None else self._unless(wanted.late, claimed, found.get_value(0, 1))
         return messages.end_while(connection, partial(_known, found, wanted))
 
     def _write_last(self, name: str, values: Values) -> None:
@@ -169,10 +170,10 @@ class PostgreSQLStore(Store):
         """Return a statement that reads the row of a key. If the key is not stored, the statement takes the advisory
         lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
-        If a row was inserted, the statement returns the id of the new row. If the key is stored already, the statement
-        returns a row with three values: NULL, and two values from the stored row. One value is a JSON list of all
-        columns except the body, and the other value is the body. If no row was inserted and no key is stored, the
-        statement returns no row.
+        If a row was inserted, the statement returns the id of the new row and the present time. If the key is stored
+        already, it returns a row with three values: NULL, and two values from the stored row. One value is a JSON list
+        of all columns except the body, and the other value is the body. If no row was inserted and no key is stored,
+        the statement returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
@@ -190,7 +191,7 @@ class PostgreSQLStore(Store):
             f"inserted AS (INSERT INTO {sql.table} ({', '.join(row)}) SELECT {', '.join(row.values())} "
             f"WHERE NOT EXISTS (SELECT 1 FROM stored) AND {TRY_LOCK} "
             f"ON CONFLICT ({k['key_hash']}, {k['scope_hash']}) DO NOTHING RETURNING {k['id']}) "
-            f"SELECT {k['id']}, NULL, NULL{{seqscan_back}} FROM inserted "
+            f"SELECT {k['id']}, {sql.seconds_since_1970}::text, NULL{{seqscan_back}} FROM inserted "
             "UNION ALL SELECT NULL, facts, body{seqscan_back} FROM stored"
         )
 

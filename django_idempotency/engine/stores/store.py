@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -291,7 +291,10 @@ class Store(ABC):
         The method returns None if another transaction has changed or deleted the row during the claim.
         """
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
-            return new_claim(row_id, wanted)
+            claimed = new_claim(row_id, wanted)
+            if wanted.late is None:
+                return claimed
+            return self._unless(wanted.late, claimed, self._fetch(f"SELECT {self._sql.seconds_since_1970}")[0])
         stored = self._read(wanted)
         if stored is None:
             return TooOld() if wanted.known_only else None
@@ -302,6 +305,13 @@ class Store(ABC):
                 return self._resume(stored, wanted)
             case decision:
                 return decision
+
+    def _unless(self, late: Callable[[float], bool], claimed: Claimed, now: str | float) -> Claimed | TooOld:
+        """Return the claim of a new key, or free the key again if it is too old to be new."""
+        if late(float(now)):
+            self.release(claimed)
+            return TooOld()
+        return claimed
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
         """Claim an expired row for a new request. Return None if another request has already claimed the row."""

@@ -86,6 +86,12 @@ class TestWhen:
         assert not [name for name, plan in plans.items() if "Seq Scan" in plan]
         assert ask("SHOW enable_seqscan") == ("on",)
 
+    def test_the_age_of_a_key_costs_no_round_trip(self, tap: Tap) -> None:
+        """The claim's answer brings the database's time."""
+        tap.take()
+        assert isinstance(request_like(late=lambda now: False), Claimed)
+        assert verbs(tap.take()) == CALLED
+
     @pytest.mark.parametrize("chosen", ["on", "off"])
     def test_the_view_is_planned_as_its_session_says(self, chosen: str) -> None:
         """Whether a connection sends text, prepares or calls what it has prepared."""
