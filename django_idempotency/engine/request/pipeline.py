@@ -36,13 +36,13 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
-from ..execution.claiming import claim_request
+from ..execution.claiming import claim_request, reached
 from ..execution.leased import run_leased
 from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
 from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
-from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot, Unavailable
 from ..stores import Store, alias_of, store_for
 from . import problems
 from .callers import scope_of
@@ -86,7 +86,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
 
     alias = alias_of(options)
     run = run_atomically if wanted.lease is None else run_leased
-    outcome = run(store_for(alias), wanted, call)
+    store = reached(alias)
+    outcome = store if isinstance(store, Unavailable) else run(store, wanted, call)
     if not isinstance(outcome, Finished):
         _forget_session(call.request)
     if isinstance(outcome, Completed):

@@ -36,6 +36,9 @@ ROLLED_BACK = frozenset({1020, 1213})
 with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 1213 means a deadlock. Galera also raises this error if another node was faster to commit.
 """
+DOWN = frozenset({1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
+"""Error codes of a server that has no connection left, is not a part of its Galera cluster, stops, cannot be reached,
+has ended the connection, or is read-only (the last three)."""
 
 
 class InnoDBStore(Store):
@@ -48,6 +51,7 @@ class InnoDBStore(Store):
     """
 
     repeatable = rolled_back = ROLLED_BACK
+    down = DOWN
     unmigrated = frozenset({1054, 1146})  # error 1054 means an unknown column, and error 1146 means a missing table
     at_once: ClassVar[str] = ""
     """SQL in front of a statement. With it, the statement raises an error if a lock is not free, and does not wait."""

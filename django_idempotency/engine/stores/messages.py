@@ -41,6 +41,7 @@ evaluates the arguments of EXECUTE one after the other before it plans. The last
 from __future__ import annotations
 
 import re
+import select
 import sys
 from functools import cache
 from hashlib import sha256
@@ -53,7 +54,7 @@ from django.db import DatabaseError, DataError
 from django.db.backends.utils import CursorWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .queries import Values
 
@@ -72,10 +73,14 @@ LOST = frozenset({"26000", "42P05"})
 """PostgreSQL's error codes invalid_sql_statement_name and duplicate_prepared_statement."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 """The numbers of libpq's states PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
+DONE = frozenset({1, 2})
+"""The numbers of libpq's results PGRES_COMMAND_OK and PGRES_TUPLES_OK."""
 PLAIN = (False, None, None, None)
 """With these values of `autocommit`, `isolation_level`, `read_only` and `deferrable`, psycopg sends a plain BEGIN."""
 LARGE = 64 * 1024
 """A body with more bytes than this is sent as a binary parameter: the server parses long hexadecimal text slowly."""
+SOON = 50
+"""Milliseconds in which a claim is answered that waits for no lock."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
 """The modules with Django's own classes of connections."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
@@ -211,7 +216,7 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
-        result = _send(connection, b"BEGIN; " + preparation + claim.filled(raw, values))
+        result = _send(connection, b"BEGIN; " + preparation + claim.filled(raw, values), claims=True)
     except BaseException:
         setattr(raw, STATE, state)
         raise
@@ -279,23 +284,59 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
     return True
 
 
-def _send(connection: Any, message: bytes) -> Any:
+def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
     """Send one message, and return the result of the last statement in the message.
 
-    An error of psycopg is raised as an error of Django.
+    An error of psycopg is raised as an error of Django. A claim can wait for a migration, which is why it is waited for
+    as Django's cursor waits: it sees signals, and after a Ctrl-C the server does not go on waiting either. libpq's own
+    waiting does neither, and it shows only the last error of a pooler that ends the connection.
     """
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         if _in_gevent():
             raw.pgconn.send_query(message)
-            result = raw.wait(generators.execute(raw.pgconn))[-1]
+            results = raw.wait(generators.execute(raw.pgconn))
+        elif claims:
+            results = _attentively(raw, message)
         else:
-            result = raw.pgconn.exec_(message)
-        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            results = [raw.pgconn.exec_(message)]
+        # After the error of a server or pooler that then ends the connection, libpq adds one that says less.
+        result = next((result for result in results if result.status not in DONE), results[-1])
+        if result.status not in DONE:
             error = errors.error_from_result(result, "utf-8")
             # If the connection is lost, the error comes from libpq. An error from libpq has no SQLSTATE.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return result
+
+
+def _attentively(raw: Any, message: bytes) -> list[Any]:
+    """Send one message, and see signals until all results are there.
+
+    psycopg's own waiting costs 20 µs more than libpq's. This costs half of it where the answer comes soon.
+    """
+    results: list[Any] = []
+    pgconn = raw.pgconn
+    pgconn.send_query(message)
+    if hasattr(select, "poll"):  # not on Windows
+        answer = select.poll()
+        answer.register(pgconn.socket, select.POLLIN)
+        try:
+            soon = answer.poll(SOON)
+        except BaseException as error:
+            raw.wait(_raising(error))  # psycopg cancels the statement if it would have done so in its own waiting
+            raise
+        if soon:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                if (result := pgconn.get_result()) is None:
+                    return results
+                results.append(result)
+    return [*results, *raw.wait(generators.execute(pgconn))]
+
+
+def _raising(error: BaseException) -> Iterator[int]:
+    yield from ()
+    raise error
 
 
 @cache

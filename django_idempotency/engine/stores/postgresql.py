@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, OperationalError, connections
 
 from ...exceptions import IdempotencyConfigurationError
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 DIVISION_BY_ZERO = "22012"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
@@ -61,11 +62,16 @@ class PostgreSQLStore(Store):
     # The codes lock_not_available and query_canceled mean that a claim has waited longer than the project's
     # lock_timeout or statement_timeout. For example, a migration or VACUUM FULL has locked the table.
     busy = frozenset({"55P03", "57014"})
+    # The connection is lost, PgBouncer's query_wait_timeout, a server that stops or starts, too_many_connections, and
+    # read_only_sql_transaction, as on a replica.
+    down = frozenset({CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: DatabaseError) -> object:
-        # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode.
-        return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode. An error
+        # of libpq and of a connection pool has neither, because no server has sent it.
+        sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError) else None)
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         connection = connections[self.alias]
@@ -133,6 +139,11 @@ class PostgreSQLStore(Store):
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
                 "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
                 "batches: one transaction for each item is best. Else raise max_locks_per_transaction."
+            ) from error
+        if "statement pooling mode" in str(error):
+            raise IdempotencyConfigurationError(
+                f"PgBouncer pools database {self.alias!r} by statement ({str(error).strip()!r}), so no transaction can "
+                "begin there. Set pool_mode = transaction."
             ) from error
         super().explain(error)
 

@@ -22,6 +22,7 @@ class SQLiteStore(Store):
     # SQLite's error about a lock does not tell which key is locked. Perhaps the locked key is not the key of this
     # request.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+    down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)
 
     def code(self, error: DatabaseError) -> object:

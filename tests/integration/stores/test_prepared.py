@@ -244,6 +244,19 @@ class TestMessages:
             messages._in_gevent.cache_clear()
         assert len(waited) == 4
 
+    def test_a_notice_is_no_answer(self, tap: Tap) -> None:
+        """The server sends it at once, and the rest of its answer when it is done."""
+        sql(
+            "CREATE FUNCTION notices() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE NOTICE 'claimed'; PERFORM pg_sleep(0.1); RETURN NEW; END $$",
+            f"CREATE TRIGGER notices BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION notices()",
+        )
+        try:
+            assert isinstance(request_like(), Claimed)
+        finally:
+            sql("DROP FUNCTION notices CASCADE")
+        assert request_like() == REPLAYED
+
     def test_text_that_postgresql_cannot_hold_is_refused_and_not_cut_off(self, tap: Tap) -> None:
         with pytest.raises(DatabaseError, match="NUL"):
             request_like(resource=("order", "7\0"))
