@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency import StoreBusy, run_once
 from django_idempotency.engine.stores import store_for
@@ -17,33 +16,10 @@ from tests.http import posting_to_a_view, problem
 from tests.shopapp.models import Order
 from tests.sql import ask
 from tests.tap import tapped
+from tests.unreachable import READ_ONLY, UNREACHABLE, reached_by
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ON = connection.vendor
-UNREACHABLE: dict[str, dict[str, Any]] = {
-    "postgresql": {"HOST": "/nowhere"},
-    "mysql": {"HOST": "/nowhere/mysql.sock", "OPTIONS": {"unix_socket": "/nowhere/mysql.sock"}},
-    "sqlite": {"NAME": "/nowhere/db.sqlite3"},
-}
-READ_ONLY: dict[str, dict[str, Any]] = {
-    "postgresql": {"OPTIONS": {"options": "-c default_transaction_read_only=on"}},
-    "mysql": {"OPTIONS": {"init_command": "SET SESSION TRANSACTION READ ONLY"}},
-    "sqlite": {"OPTIONS": {"init_command": "PRAGMA query_only = ON"}},
-}
-
-
-@contextmanager
-def reached_by(changes: dict[str, Any]) -> Iterator[Any]:
-    """This thread reaches the default database with these settings."""
-    usual, other = connections["default"], connections["default"].copy()
-    options = {**usual.settings_dict["OPTIONS"], **changes.get("OPTIONS", {})}
-    other.settings_dict.update({**changes, "OPTIONS": options})
-    connections["default"] = other
-    try:
-        yield other
-    finally:
-        BaseDatabaseWrapper.close(other)  # SQLite's own keeps a database in memory open
-        connections["default"] = usual
 
 
 @contextmanager
