@@ -275,5 +275,5 @@ def _value(snapshot: Snapshot) -> Any:
     text = (snapshot.body or b"").decode(errors="replace")
     try:
         return decode(text)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return text  # in this case, a person has completed the key with a response that is not JSON

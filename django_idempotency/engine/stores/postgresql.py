@@ -225,7 +225,7 @@ class PostgreSQLStore(Store):
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        row = self._fetch(self._claim_sql.format(seqscan_back=""), values_of(wanted))
+        row = self._fetch(self._statements["claim"].text, values_of(wanted))
         return None if row is None else row[0]
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -289,7 +289,5 @@ class CitusStore(PostgreSQLStore):
         # request to the node that stores the row, so each duplicate finds the lock.
         if self._read(wanted) is not None:
             return None
-        sql = self._sql
-        keys = f"{sql.k['key_hash']}, {sql.k['scope_hash']}"
-        row = self._fetch(f"{sql.insert()} ON CONFLICT ({keys}) DO NOTHING RETURNING {sql.k['id']}", values_of(wanted))
+        row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))
         return None if row is None else int(row[0])

@@ -101,6 +101,11 @@ class Queries:
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
+    @cached_property
+    def insert_if_new(self) -> str:
+        """Return an INSERT that does nothing if the key is stored already."""
+        return f"{self.insert()} ON CONFLICT ({self.k['key_hash']}, {self.k['scope_hash']}) DO NOTHING"
+
     def stored_key(self, expired: str) -> dict[str, str]:
         """Return a dict with the SQL for each column in `COLUMNS`. The argument `expired` is an SQL condition that is
         true if the row has expired.
