@@ -103,8 +103,9 @@ def test_run_once_raises_store_busy(down: Any, lease: int | None) -> None:
 
 
 @only_on_postgresql
+@pytest.mark.parametrize("new_process", [False, True])
 @pytest.mark.parametrize("begun", ["atomic", "set_autocommit"])
-def test_in_a_transaction_of_the_caller_the_error_is_the_callers(begun: str) -> None:
+def test_in_a_transaction_of_the_caller_the_error_is_the_callers(begun: str, new_process: bool) -> None:
     """Its writes are lost with the connection. Whoever is told "busy" could go on without them."""
     with tapped() as tap:
         wrapper: Any = connections["default"]
@@ -112,6 +113,8 @@ def test_in_a_transaction_of_the_caller_the_error_is_the_callers(begun: str) -> 
         def work() -> None:
             Order.objects.create()
             tap.cut()
+            if new_process:
+                store_for.cache_clear()
             once()
 
         if begun == "atomic":

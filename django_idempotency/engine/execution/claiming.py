@@ -45,8 +45,8 @@ def reached(alias: str) -> Store | Unavailable:
     try:
         return store_for(alias)
     except OperationalError as error:
-        if connections[alias].in_atomic_block:
-            raise
+        if connections[alias].connection is not None:
+            raise  # the caller may have begun a transaction, whose writes are lost
         return _unavailable(alias, error)
 
 

@@ -300,13 +300,13 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
             results = _attentively(raw, message)
         else:
             results = [raw.pgconn.exec_(message)]
-        # After the error of a server or pooler that then ends the connection, libpq adds one that says less.
-        result = next((result for result in results if result.status not in DONE), results[-1])
-        if result.status not in DONE:
-            error = errors.error_from_result(result, "utf-8")
+        if results[-1].status not in DONE:
+            # After the error of a server or pooler that then ends the connection, libpq adds one that says less.
+            first = next(result for result in results if result.status not in DONE)
+            error = errors.error_from_result(first, "utf-8")
             # If the connection is lost, the error comes from libpq. An error from libpq has no SQLSTATE.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
-    return result
+    return results[-1]
 
 
 def _attentively(raw: Any, message: bytes) -> list[Any]:
@@ -323,8 +323,7 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
         try:
             soon = answer.poll(SOON)
         except BaseException as error:
-            raw.wait(_raising(error))  # psycopg cancels the statement if it would have done so in its own waiting
-            raise
+            soon = raw.wait(_raising(error))  # raises it, and cancels the statement if psycopg's own waiting would
         if soon:
             pgconn.consume_input()
             while not pgconn.is_busy():
