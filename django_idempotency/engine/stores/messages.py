@@ -322,8 +322,9 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
         answer.register(pgconn.socket, select.POLLIN)
         try:
             soon = answer.poll(SOON)
-        except BaseException as error:
-            soon = raw.wait(_raising(error))  # raises it, and cancels the statement if psycopg's own waiting would
+        # psycopg's waiting raises the exception of a signal again, and cancels the statement after a Ctrl-C.
+        except BaseException as error:  # noqa: BLE001
+            soon = raw.wait(_raising(error))
         if soon:
             pgconn.consume_input()
             while not pgconn.is_busy():
