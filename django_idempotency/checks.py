@@ -159,7 +159,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             hint="Remove AUTOCOMMIT: False.",
             id="django_idempotency.E005",
         )
-    mode = given["OPTIONS"].get("transaction_mode", "").upper()
+    mode = (given["OPTIONS"].get("transaction_mode") or "").upper()
     if connection.vendor == "sqlite" and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",

@@ -13,7 +13,7 @@ IdempotencyError
     ├── OperationInProgress         another worker runs the operation right now: try again later
     ├── OutcomeUnknown              an external call is in doubt and must not be made twice
     ├── PayloadMismatch             the key was used before, for another payload
-    └── StoreBusy                   the store did not answer in time (SQLite): try again later
+    └── StoreBusy                   the database cannot take a key now: try again later
 """
 
 from __future__ import annotations
@@ -127,4 +127,8 @@ class PayloadMismatch(NotRun):
 
 
 class StoreBusy(NotRun):
-    """Another connection has SQLite's write lock, or a migration has locked the key table. Try again later."""
+    """The database cannot take a key now, and nothing has run. Try again later.
+
+    Another connection has SQLite's write lock, a migration has locked the key table, or the database cannot be reached,
+    has no connection left or is read-only.
+    """

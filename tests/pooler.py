@@ -27,13 +27,19 @@ THREADS = 12
 
 @contextmanager
 def pgbouncer(
-    pool_size: int = 20, mode: str = "transaction", *, command: Sequence[str] = (), prepared_statements: int = 0
+    pool_size: int = 20,
+    mode: str = "transaction",
+    *,
+    command: Sequence[str] = (),
+    prepared_statements: int = 0,
+    query_wait_timeout: int = 120,
 ) -> Iterator[dict[str, str]]:
     """Give the environment with which the test server goes through it.
 
     Args:
         command: another pgbouncer than the machine's own.
         prepared_statements: how many the pooler keeps for each connection. From release 1.21 on.
+        query_wait_timeout: seconds that a client waits for a connection to the server.
     """
     if not command:
         assert PGBOUNCER
@@ -47,7 +53,7 @@ def pgbouncer(
             f"[databases]\n* = host={host} port={port} {login}\n"
             f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = {PORT}\nlisten_addr =\nauth_type = any\n"
             f"pool_mode = {mode}\ndefault_pool_size = {pool_size}\nmax_client_conn = 1000\n"
-            "ignore_startup_parameters = extra_float_digits,options\n"
+            f"query_wait_timeout = {query_wait_timeout}\nignore_startup_parameters = extra_float_digits,options\n"
             + (f"max_prepared_statements = {prepared_statements}\n" if prepared_statements else "")
         )
         # It refuses to run as root; whoever runs the database can also reach its socket.

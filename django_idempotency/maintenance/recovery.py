@@ -33,7 +33,7 @@ from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import identify
 from ..engine.protocol.error_text import describe, without_controls
-from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Verdict
+from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Unavailable, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
@@ -47,6 +47,11 @@ from .lookups import needs_attention, refuse_impossible, same_row, unchanged_for
 OLDER_THAN = timedelta(minutes=15)
 """After this time, a usual client has ended its retries. A retry is better, because a retry has the whole request."""
 BY = "recover_idempotency_keys"
+UNCLAIMED: dict[type, str] = {
+    InDoubt: "a write is in doubt, or the view has ended its own transaction: a person decides",
+    Unavailable: "the database cannot take a claim now",
+}
+"""Why a key that nobody else has claimed is left."""
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
 """The error text that is stored if a key has no other error."""
@@ -204,10 +209,9 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     # not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
-    if isinstance(claim, InDoubt):
-        return "left", "a write is in doubt, or the view has ended its own transaction: a person decides"
     if not isinstance(claim, Claimed):
-        return "passed", FASTER
+        why = UNCLAIMED.get(type(claim))
+        return ("passed", FASTER) if why is None else ("left", why)
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:

@@ -143,6 +143,21 @@ def test_without_the_package_no_key_is_needed(run: Any, serve: Any, client: Clie
 
 
 @pytest.mark.django_db
+def test_a_longer_ttl_runs_no_key_again_that_is_kept_longer(run: Any, serve: Any, client: Client) -> None:
+    """Its row has expired under a `ttl` of a day: the key is refused, and known again after the step."""
+    clear_url_caches()
+    serve(path("cards/", run("docs/options.md", "shop/cards.py").create_card))
+    headers = {"X-Api-Key": "shop", "Idempotency-Key": uuid7()}
+    assert client.post("/cards/", headers=headers).status_code == 201
+    IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+
+    with override_settings(IDEMPOTENCY={"TTL": timedelta(days=7)}):
+        assert client.post("/cards/", headers=headers).json()["code"] == "key-too-old"
+        run("docs/options.md", "shop/longer_ttl.py").keep_longer("POST cards/", timedelta(days=6))
+        assert client.post("/cards/", headers=headers).json()["code"] == "response-not-stored"
+
+
+@pytest.mark.django_db
 def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     """After an outage of the gateway, each retry runs again."""
     sys.modules["shop"].gateway = gateway

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -17,9 +19,12 @@ from django_idempotency import (
     StoreBusy,
     run_once,
 )
+from django_idempotency.engine.stores import messages
 from django_idempotency.models import IdempotencyKey
 from tests.heard import refusals
 from tests.leases import Broken, breaks
+from tests.servers import eventually
+from tests.sql import ask
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 Threads = Callable[..., list[Any]]
@@ -86,6 +91,55 @@ def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wa
     with migrating(in_threads, "200ms", setting) as during:
         assert during(claim) == "busy"
     assert once(wait=wait) == "done"
+
+
+@pytest.mark.parametrize("lease", [None, 60])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("soon", [60_000, 0, None])
+def test_a_claim_that_waits_for_a_migration_sees_a_signal(
+    monkeypatch: pytest.MonkeyPatch, soon: int | None, kind: type[BaseException], lease: int | None
+) -> None:
+    """As Django's own cursor does. After a Ctrl-C, the server does not wait for the lock either.
+
+    It waits by itself at first, and then as psycopg does; on Windows, which has no poll(), from the beginning.
+    """
+    if soon is None:
+        monkeypatch.delattr("select.poll")
+    else:
+        monkeypatch.setattr(messages, "SOON", soon)
+    once(key="warms-up", lease=lease)
+    locked, ended, seen = Event(), Event(), []
+    waiting = f"SELECT count(*) FROM pg_locks WHERE relation = '{TABLE}'::regclass AND NOT granted"
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise kind
+
+    def migrate() -> None:
+        try:
+            with transaction.atomic():
+                execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
+                locked.set()
+                eventually("the claim waits", lambda: ask(waiting) == (1,))
+                os.kill(os.getpid(), signal.SIGUSR1)
+                seen.append(ended.wait(5))
+                if kind is KeyboardInterrupt:
+                    eventually("it waits no more", lambda: ask(waiting) == (0,))
+        finally:
+            connections.close_all()
+
+    usual = signal.signal(signal.SIGUSR1, interrupt)
+    migration = Thread(target=migrate)
+    try:
+        migration.start()
+        assert locked.wait(30)
+        with pytest.raises(kind):
+            once(lease=lease)
+        ended.set()
+        migration.join(30)
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    assert seen == [True]
+    assert once(lease=lease) == "done"
 
 
 def test_a_server_without_room_for_a_lock_says_what_to_do() -> None:

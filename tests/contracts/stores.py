@@ -148,6 +148,26 @@ class TestStoreContract:
         assert store.claim(wanted) == TooOld()
         assert IdempotencyKey.objects.get().attempt == 1
 
+    @pytest.mark.parametrize("late", [True, False])
+    def test_whether_a_key_is_late_is_asked_with_the_databases_time(self, store: Store, late: bool) -> None:
+        """A late key leaves no row, and is as unknown as before."""
+        asked = []
+        wanted = a_claim(late=lambda now: asked.append(now) or late)
+        with transaction.atomic():
+            outcome = store.claim(wanted)
+        assert isinstance(outcome, TooOld if late else Claimed)
+        assert IdempotencyKey.objects.count() == (0 if late else 1)
+        (now,) = asked
+        assert abs(now - timezone.now().timestamp()) < 5
+        assert isinstance(store.claim(a_claim()), Claimed if late else InDoubt)
+
+    def test_a_dated_key_is_never_taken_over(self, store: Store) -> None:
+        """Its row says that it has run, however young a `ttl` that was raised since makes it."""
+        self.finish(store, a_claim())
+        expire()
+        assert store.claim(a_claim(late=lambda now: False)) == TooOld()
+        assert IdempotencyKey.objects.get().attempt == 1
+
     def test_colliding_hashes_show_nothing(self, store: Store) -> None:
         """A row that only shares the hashes fails closed."""
         self.finish(store, a_claim())

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
+from django.db import connection
 
 from tests.crash.retrying import knowing
 from tests.pooler import PGBOUNCER, THREADS, duplicates_make_one_order, pgbouncer, send
@@ -59,6 +61,26 @@ def test_leased_duplicates_make_one_order(
         duplicates_make_one_order(url, key, in_threads, "/retry")
         charges = gateway.get("/charges").json()["charges"]
     assert Counter(charge["reference"] for charge in charges) == {f"charge {key}": 1, f"mail {key}": 1}
+
+
+@pytest.mark.parametrize("path", ["/plain", "/retry"])
+def test_a_pool_that_has_no_connection_in_time_is_503(key: str, path: str) -> None:
+    """PgBouncer's query_wait_timeout: nothing has run, and the retry does it."""
+    with (
+        fake_gateway() as gateway,
+        pgbouncer(1, query_wait_timeout=1) as pooler,
+        gunicorn(**pooler, **knowing(gateway, gateway)) as url,
+    ):
+        with psycopg.connect(
+            host=pooler["SERVER_HOST"],
+            port=pooler["SERVER_PORT"],
+            dbname=connection.settings_dict["NAME"],
+            user="anyone",
+        ) as held:
+            held.execute("SELECT 1")
+            answer = send(url, key, path)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert send(url, key, path).status_code == 201
 
 
 @pytest.mark.parametrize("path", ["/plain", "/retry"])

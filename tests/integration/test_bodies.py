@@ -18,7 +18,7 @@ from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of
 from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem, replayed
-from tests.payloads import FORM, JSON, MULTIPART, of, seen
+from tests.payloads import FORM, JSON, MULTIPART, of
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
@@ -165,13 +165,6 @@ def test_a_view_with_upload_handlers_of_its_own_says_what_counts(rf: RequestFact
     with pytest.raises(AttributeError, match="You cannot set the upload handlers after"):
         idempotent(view)(request())
     assert idempotent(fingerprint=lambda request: b"")(view)(request()).content == b"content"
-
-
-def test_a_form_of_another_method_is_compared_by_its_bytes(rf: RequestFactory) -> None:
-    """Django reads forms for POST alone, so a view of another method reads the bytes."""
-    body = encode_multipart("x", {"a": "1", "f": SimpleUploadedFile("f", b"c")})
-    assert seen(body, MULTIPART, method="PATCH") == seen(body, MULTIPART, method="PATCH")
-    assert seen(body, MULTIPART, method="PATCH") != seen(body + b"\r\n", MULTIPART, method="PATCH")
 
 
 def test_an_uploaded_file_is_rewound(rf: RequestFactory, settings: Any) -> None:

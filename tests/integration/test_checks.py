@@ -101,6 +101,7 @@ def test_e004_a_database_that_speaks_mysqls_protocol(
         (None, {"AUTOCOMMIT": False}, ["E005"]),
         ("sqlite", {"OPTIONS": {}}, ["W001"]),
         ("sqlite", {"OPTIONS": {"transaction_mode": "deferred"}}, ["W001"]),
+        ("sqlite", {"OPTIONS": {"transaction_mode": None}}, ["W001"]),
         ("sqlite", {"OPTIONS": {"transaction_mode": "exclusive"}}, []),
         ("postgresql", {"OPTIONS": {"isolation_level": 3}}, ["W002"]),
         ("mysql", {"OPTIONS": {"isolation_level": "REPEATABLE READ"}}, ["W002"]),

@@ -101,6 +101,39 @@ def test_forms_are_compared_by_their_fields(one: bytes, two: bytes) -> None:
     assert seen(one, FORM) == seen(two, f"{FORM}; charset=utf-8") != seen(one.replace(b"1", b"3"), FORM)
 
 
+@pytest.mark.parametrize("in_memory", [2_621_440, 1])
+def test_a_multipart_form_is_compared_by_content_whatever_the_method(settings: Any, in_memory: int) -> None:
+    """Django itself reads only the forms of a POST, and each retry has another boundary."""
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = in_memory
+
+    def patched(boundary: str, content: bytes, **more: str) -> bytes | None:
+        body = encode_multipart(boundary, {"a": "1", "f": SimpleUploadedFile("f", content), **more})
+        request = RequestFactory().patch("/", body, content_type=f"multipart/form-data; boundary={boundary}")
+        made = fingerprint_of(request, resolve(), request)
+        assert request.body == body
+        request.upload_handlers = []  # the view may still choose its own
+        return made
+
+    first = patched("x", b"content")
+    assert patched("y", b"content", csrfmiddlewaretoken="t") == first
+    assert patched("x", b"other") != first
+
+
+@pytest.mark.parametrize("parameters", ["", "; boundary=x", "; boundary=x; charset=nothing"])
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+def test_what_is_no_form_is_compared_by_its_bytes(settings: Any, parameters: str, method: str) -> None:
+    """Django finds nothing in it, and the view may find something."""
+    settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 1
+    many = encode_multipart("x", {"a": "1", "b": "2"})
+    bodies = (b"one", b"another", many, many.replace(b"2", b"3"))
+    content_type = f"multipart/form-data{parameters}"
+    made = [
+        fingerprint_of(request, resolve(), request)
+        for request in (RequestFactory().generic(method, "/", body, content_type=content_type) for body in bodies)
+    ]
+    assert len({*made}) == 4
+
+
 @pytest.mark.parametrize(("one", "two"), [(b"a=1&b=", b"a=1"), (b"a=%FF", b"a=%FE"), (b"a=\xff", b"a=\xfe")])
 def test_no_two_forms_are_taken_for_one(one: bytes, two: bytes) -> None:
     """An empty field is a field, and bytes that are no text in UTF-8 stay different."""

@@ -19,6 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.request import pipeline
 from django_idempotency.keys import InvalidKey, derived_key, from_form_field, from_header, key_reference
 from django_idempotency.models import IdempotencyKey
 from tests.claims import expire
@@ -174,16 +175,29 @@ def made(ago: float) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("lease", [None, 60])
 @pytest.mark.parametrize("ago", [TTL + 60, -600])
-def test_a_late_key_without_a_row_is_refused(ago: float) -> None:
+def test_a_late_key_without_a_row_is_refused(ago: float, lease: int | None) -> None:
     """Or a key of the future, whose age nothing can be said about. It is told, and not one row is written."""
-    send = posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: made(ago))
+    send = posting_to_a_view(late_keys="refuse", ttl=TTL, lease=lease, key=lambda request: made(ago))
     with heard() as told:
         answer = send()
     assert problem(answer)["code"] == "key-too-old"
     assert (answer.status_code, answer.headers["Idempotency-Replayed"]) == (409, "false")
     assert [event["event"] for event in told] == ["too_old"]
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("wrong_by", "ago", "status"), [(-400, TTL + 60, 409), (2 * TTL, 60, 200)])
+def test_a_workers_clock_makes_no_key_young_or_late(
+    monkeypatch: pytest.MonkeyPatch, wrong_by: int, ago: float, status: int
+) -> None:
+    """A slow worker ran a known key again after its row was deleted, and a fast one refused new keys."""
+    key, right = made(ago), time.time
+    monkeypatch.setattr(time, "time", lambda: right() + wrong_by)
+    monkeypatch.setattr(pipeline, "time", time.time, raising=False)
+    assert posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: key)().status_code == status
 
 
 @pytest.mark.django_db(transaction=True)

@@ -281,7 +281,13 @@ def test_a_result_that_cannot_be_kept_rolls_back() -> None:
 def test_what_a_person_closed_it_with_is_its_value() -> None:
     """Any text that is not a result of ours."""
     run_once(place, scope="s", key="k")
-    for body, value in ((b"refunded by hand", "refunded by hand"), (b"\xff", "\ufffd"), (None, "")):
+    for body, value in (
+        (b"refunded by hand", "refunded by hand"),
+        (b'{"model": "Tesla"}', '{"model": "Tesla"}'),
+        (b'{"model": "shop.Gone"}', '{"model": "shop.Gone"}'),
+        (b"\xff", "\ufffd"),
+        (None, ""),
+    ):
         IdempotencyKey.objects.update(body=body)
         assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
 

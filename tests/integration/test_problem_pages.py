@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpRequest, HttpResponse
-from django.test import Client, override_settings
+from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from django.utils import translation
 
@@ -75,6 +75,18 @@ def test_what_the_client_prefers(accept: str, kind: str, client: Client) -> None
     answer = client.post("/order/", {}, headers={"Accept": accept})
 
     assert (answer.status_code, answer["Content-Type"], answer["Vary"]) == (400, kind, "Accept")
+
+
+@pytest.mark.django_db
+def test_a_form_that_is_too_large_is_413_in_a_browser_too(settings: Any) -> None:
+    """Its page sends no form again, because Django does not read this one."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    view = idempotent(scope=lambda request: "s")(lambda request: HttpResponse())
+    form = {"content_type": "application/x-www-form-urlencoded", "headers": {**BROWSER, "Idempotency-Key": "k"}}
+
+    answer = view(RequestFactory().post("/", "a=12345678901", **form))
+
+    assert (answer.status_code, answer["Content-Type"]) == (413, "text/html; charset=utf-8")
 
 
 @pytest.mark.django_db

@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
@@ -25,6 +25,7 @@ from tests.integration.leased_urls import GATEWAY, HOOKS, reconciled
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
 from tests.steps import add_step
+from tests.unreachable import READ_ONLY, reached_by
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
 Post = Callable[..., Any]
@@ -228,6 +229,15 @@ class TestWhatCannotBeAsked:
         """What it records must be committed before the next call."""
         with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="recover_idempotency_keys was"):
             recover()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("doubt")
+def test_a_database_that_cannot_be_written_to_leaves_the_key() -> None:
+    """It was nobody else's faster answer."""
+    with reached_by(READ_ONLY[connection.vendor]):
+        asked = only()
+    assert (asked.outcome, asked.reason) == ("left", "the database cannot take a claim now")
 
 
 def test_a_dead_worker_is_asked_about(post: Post) -> None:

@@ -5,17 +5,19 @@ A duplicate can wait until the running request ends. After each pause, the dupli
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, OperationalError, connections
 
 from ..conf import get_settings
 from ..conf.fields import seconds_of
+from ..events import harmless
 from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Unavailable
-from ..stores import Store
+from ..stores import Store, store_for
 
 if TYPE_CHECKING:
     from ..conf import Options
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two claims of a waiting duplicate. The first pauses are short for the sake of fast views, and the
 later pauses are long to save queries."""
+logger = logging.getLogger("django_idempotency")
 
 
 def claim_request(options: Options, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
@@ -40,12 +43,24 @@ def claim_request(options: Options, identity: Identity, fingerprint: bytes | Non
     )
 
 
+def reached(alias: str) -> Store | Unavailable:
+    """Return the store of this alias, or `Unavailable` if a new process cannot ask which kind of database it is."""
+    try:
+        return store_for(alias)
+    except OperationalError as error:
+        if connections[alias].connection is not None:
+            raise  # the caller may have begun a transaction, whose writes are lost
+        return _unavailable(alias, error)
+
+
 def is_alone(store: Store) -> bool:
     """Return True if the caller has no open transaction. The function ignores the transaction of a `TestCase`."""
     connection = store.connection
     if connection.in_atomic_block:
         blocks: Any = connection.atomic_blocks
         return bool(blocks and blocks[-1]._from_testcase)
+    if connection.connection is None:  # get_autocommit() would connect
+        return True
     return connection.get_autocommit() and not store.has_begun(connection)
 
 
@@ -56,7 +71,7 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
     serialization failure, the function claims the key a second time. At this time, the work has not run yet.
 
     If the caller has an open transaction, the function tries only once to claim the key, and does not wait. A deadlock
-    can also roll back the caller's writes. Only the caller can make these writes again.
+    or a lost connection also loses the caller's writes. Only the caller can make these writes again.
     """
     outcome: ClaimOutcome = Conflicted()
     # The waiting time begins before the first claim. Under some isolation levels, MySQL can delay the first claim.
@@ -66,14 +81,23 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
             outcome = claim()
             break
         except DatabaseError as error:
-            if store.code(error) in store.busy:
+            code = store.code(error)
+            if code in store.busy:
                 return Unavailable()
-            if not (store.code(error) in store.repeatable and is_alone(store)):
+            if not (code in store.repeatable and is_alone(store)):
                 store.explain(error)
+                if code in store.down and is_alone(store):
+                    return _unavailable(store.alias, error)
                 raise
     if wait and isinstance(outcome, Conflicted) and is_alone(store):
         return _waited_for(store, claim, outcome, end)
     return outcome
+
+
+def _unavailable(alias: str, error: DatabaseError) -> Unavailable:
+    with harmless():
+        logger.error("Database %r cannot take an idempotency key. Nothing has run.", alias, exc_info=error)
+    return Unavailable()
 
 
 def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:

@@ -28,10 +28,10 @@ from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Finished, Snapshot, Verdict
-from ..stores import alias_of, store_for
+from ..stores import alias_of
 from .atomic import run_atomically
 from .bridge import in_thread, synchronous
-from .claiming import claim_request
+from .claiming import claim_request, reached
 from .leased import run_leased
 from .operation import AtomicOperation, Operation, as_kept, decode, encode
 
@@ -86,7 +86,7 @@ def run_once(
         OperationInProgress: another worker runs the same operation now.
         OutcomeUnknown: an external call is in doubt, and must not be made twice.
         PayloadMismatch: the key was used before, for another payload.
-        StoreBusy: the database did not answer in time.
+        StoreBusy: the database did not answer in time, or cannot be reached or written to.
         InvalidKey: the key cannot be used (a ValueError).
         ResultNotStorable: the result is neither JSON nor a saved model instance.
         IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
@@ -102,7 +102,8 @@ def run_once(
     warn_of_gateways(identity.operation, resolved)
     wanted = claim_request(resolved, identity, None if payload is None else _fingerprint(payload))
     run = run_leased if leased else run_atomically
-    outcome = run(store_for(alias), wanted, function)
+    store = reached(alias)
+    outcome = store if isinstance(store, outcomes.Unavailable) else run(store, wanted, function)
     report_outcome(outcome, identity, alias)
     if isinstance(outcome, outcomes.Completed):
         report("replayed", identity, alias, resource=outcome.resource)
@@ -294,5 +295,5 @@ def _value(snapshot: Snapshot) -> Any:
     text = (snapshot.body or b"").decode(errors="replace")
     try:
         return decode(text)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return text  # in this case, a person has completed the key with a response that is not JSON

@@ -90,7 +90,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
         # refused, and the answer contains nothing from this row.
         return outcomes.Mismatched()
     if stored.expired:
-        return outcomes.TooOld() if wanted.known_only else TakeOver()
+        # A dated key with an expired row is known to have run. A `ttl` that was raised since would call it young.
+        return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:

@@ -111,8 +111,9 @@ def is_late(key: str, ttl_seconds: float, now: float) -> bool:
     the future.
 
     If a key is older than `ttl_seconds`, the row of the key is possibly deleted already. The first 48 bits of the UUID
-    are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the time in seconds since
-    1970. A time is a future time only if it is more than `MAX_AHEAD` seconds later than the present time.
+    are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the database's time in seconds
+    since 1970, because the database also decides when a row expires. A time is a future time only if it is more than
+    `MAX_AHEAD` seconds later than the present time.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -4,6 +4,7 @@ the outcome of the work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -57,7 +58,9 @@ class ClaimRequest:
         reconciles: whether the project has a `reconcile`, which is asked about calls in doubt before any is repeated.
         keys_last: seconds for which other systems remember a derived key, for the policy "retry-keyed".
         known_only: if True, the outcome is `TooOld` for a key without a row or with an expired row, and no row is
-            written. Late keys and the recovery use it.
+            written. The recovery uses it.
+        late: for keys that say when they were made. Called with the database's time in seconds since 1970, it returns
+            whether a key without a row is too old to be new. An expired row is never taken over.
     """
 
     identity: Identity
@@ -69,6 +72,7 @@ class ClaimRequest:
     reconciles: bool = False
     keys_last: float = 0
     known_only: bool = False
+    late: Callable[[float], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

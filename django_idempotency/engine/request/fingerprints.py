@@ -3,11 +3,12 @@
 A retry must have the same fingerprint as the first request with the same key.
 
 # Note [The comparison uses the data that Django has read]
-The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. For all other requests, the package
-computes the fingerprint from `request.body`. Django keeps `request.body`, so a view or a parser can read the body
-again. But the stream of a multipart form can be read only once, and the package reads the stream before the view runs.
-So if a view reads the stream of a form directly, the view needs the option `fingerprint=`. A view that sets upload
-handlers also needs the option `fingerprint=`.
+The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. Django fills them for POST only; with
+other methods, the package parses `request.body` in the same way. For all other requests, the package computes the
+fingerprint from `request.body`. Django keeps `request.body`, so a view or a parser can read the body again. But the
+stream of a multipart form can be read only once, and the package reads the stream before the view runs. So if a view
+reads the stream of a form directly, the view needs the option `fingerprint=`. A view that sets upload handlers also
+needs the option `fingerprint=`.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
@@ -27,6 +28,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
+from io import BytesIO
 from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
@@ -35,9 +37,10 @@ from uuid import UUID
 from django.conf import settings
 from django.core import exceptions
 from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import MemoryFileUploadHandler, TemporaryFileUploadHandler
 from django.core.handlers.wsgi import LimitedStream, WSGIRequest
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
-from django.http.multipartparser import MultiPartParserError
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
@@ -171,7 +174,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
     try:
         if parsed is not None:
             return _read_by_framework(content_type, body, parsed())
-        return _value(content_type, body or b"")
+        return _patched(request, body or b"") if content_type == MULTIPART else _value(content_type, body or b"")
     except Unparsable:
         if body is None:
             raise _consumed() from None
@@ -195,6 +198,21 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     _refuse_incomplete(request, empty=not form)
+    return form
+
+
+def _patched(request: HttpRequest, body: bytes) -> Any:
+    """Return the content of a multipart form that Django does not parse, because the method is not POST.
+
+    The request keeps its own handlers, so the view can read the form in its own way.
+    """
+    handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
+    try:
+        form = _grouped(*MultiPartParser(request.META, BytesIO(body), handlers, request.encoding).parse())
+    except (*UNREADABLE, LookupError, ValueError) as error:
+        raise Unparsable from error
+    if not form:
+        raise Unparsable  # Django finds nothing in a body without the boundary
     return form
 
 

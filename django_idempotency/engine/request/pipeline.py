@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from time import time
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -41,13 +40,23 @@ from ..conf import Idempotency, Options, get_settings, meta_name, resolve
 from ..events import harmless, report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.bridge import NoBridgeAbove, in_thread
-from ..execution.claiming import claim_request
+from ..execution.claiming import claim_request, reached
 from ..execution.leased import run_leased
 from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import identify
 from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
-from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Conflicted, Finished, Refusal, Snapshot, Verdict
+from ..protocol.outcomes import (
+    Claimed,
+    ClaimRequest,
+    Completed,
+    Conflicted,
+    Finished,
+    Refusal,
+    Snapshot,
+    Unavailable,
+    Verdict,
+)
 from ..stores import Store, alias_of, store_for
 from . import problems
 from .callers import scope_of
@@ -91,7 +100,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
 
     alias = alias_of(options)
     run = run_atomically if wanted.lease is None else run_leased
-    outcome = run(store_for(alias), wanted, call)
+    store = reached(alias)
+    outcome = store if isinstance(store, Unavailable) else run(store, wanted, call)
     if not isinstance(outcome, Finished):
         _forget_session(call.request)
     if isinstance(outcome, Completed):
@@ -131,8 +141,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         # future. Then the package still accepts the key some minutes after the end of `ttl`. So the package must store
         # the row for some minutes longer than `ttl`. The row must not expire at the end of `ttl`, because then a retry
         # could run the view again.
-        late = is_late(key, options.ttl_seconds, time())
-        wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, known_only=late)
+        late = partial(is_late, key, options.ttl_seconds)
+        wanted = replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=late)
     return wanted
 
 

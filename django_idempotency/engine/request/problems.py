@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, assert_never
 
+from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template import TemplateDoesNotExist
@@ -269,7 +270,10 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     """
     if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None
-    again = [] if request.FILES else [(name, value) for name, values in request.POST.lists() for value in values]
+    try:
+        again = [] if request.FILES else [(name, value) for name, values in request.POST.lists() for value in values]
+    except RequestDataTooBig:  # the page of the 413 cannot send the form again either
+        again = []
     try:
         page = render(request, "django_idempotency/problem.html", {"problem": problem, "again": again})
     except TemplateDoesNotExist:

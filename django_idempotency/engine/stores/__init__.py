@@ -5,7 +5,7 @@ Each kind of database has its own store class. All store classes are subclasses 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from django.db import connections, router
@@ -51,7 +51,7 @@ def alias_for(using: str | None) -> str:
     return using or alias_of(resolve())
 
 
-@lru_cache
+@cache  # not lru_cache, which forgets the stores of a project with more than 128 aliases
 def store_for(alias: str) -> Store:
     """Return the store of a database alias.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
@@ -36,6 +37,9 @@ ROLLED_BACK = frozenset({1020, 1213})
 with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 1213 means a deadlock. Galera also raises this error if another node was faster to commit.
 """
+DOWN = frozenset({1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
+"""Error codes of a server that has no connection left, is not a part of its Galera cluster, stops, cannot be reached,
+has ended the connection, or is read-only (the last three)."""
 
 
 class InnoDBStore(Store):
@@ -48,6 +52,7 @@ class InnoDBStore(Store):
     """
 
     repeatable = rolled_back = ROLLED_BACK
+    down = DOWN
     unmigrated = frozenset({1054, 1146})  # error 1054 means an unknown column, and error 1146 means a missing table
     at_once: ClassVar[str] = ""
     """SQL in front of a statement. With it, the statement raises an error if a lock is not free, and does not wait."""
@@ -106,19 +111,28 @@ class InnoDBStore(Store):
         # subquery would lock the gap. So a separate SELECT searches for the key. Under SERIALIZABLE, every SELECT would
         # lock the gap. So under SERIALIZABLE, the store does not search before the INSERT. The store does not use
         # INSERT … SELECT, because this statement can need the table's AUTO-INC lock.
-        sql, values, key_hash = self._sql, values_of(wanted), "%(key_hash)s"
+        sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
-            key_hash = f"(SELECT {key_hash} FROM DUAL WHERE NOT EXISTS ({self.guard.format(sql.seen)}))"
+            insert = self._guarded_insert
         elif self._isolation != "serializable" and self._fetch(sql.seen, values) is not None:
             return None
         try:
             with self._held_up(), self.connection.cursor() as cursor:
-                cursor.execute(self.at_once + sql.insert(key_hash=key_hash), values)
+                cursor.execute(insert, values)
                 return int(cursor.lastrowid)
         except IntegrityError as error:
             if self.code(error) not in SEEN:
                 raise
             return None
+
+    @cached_property
+    def _plain_insert(self) -> str:
+        return self.at_once + self._sql.insert()
+
+    @cached_property
+    def _guarded_insert(self) -> str:
+        key_hash = f"(SELECT %(key_hash)s FROM DUAL WHERE NOT EXISTS ({self.guard.format(self._sql.seen)}))"
+        return self.at_once + self._sql.insert(key_hash=key_hash)
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, OperationalError, connections
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
 from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """The types of the parameters that are not text. PostgreSQL cannot guess these types in an INSERT … SELECT."""
@@ -60,11 +61,16 @@ class PostgreSQLStore(Store):
     # The codes lock_not_available and query_canceled mean that a claim has waited longer than the project's
     # lock_timeout or statement_timeout. For example, a migration or VACUUM FULL has locked the table.
     busy = frozenset({"55P03", "57014"})
+    # The connection is lost, PgBouncer's query_wait_timeout, a server that stops or starts, too_many_connections, and
+    # read_only_sql_transaction, as on a replica.
+    down = frozenset({CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006"})
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: DatabaseError) -> object:
-        # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode.
-        return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode. An error
+        # of libpq and of a connection pool has neither, because no server has sent it.
+        sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError) else None)
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         connection = connections[self.alias]
@@ -94,7 +100,8 @@ class PostgreSQLStore(Store):
             # Another transaction holds the lock on the key, or another transaction changed the row a moment ago.
             return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
         if (row_id := found.get_value(0, 0)) is not None:
-            return new_claim(int(row_id), wanted)
+            claimed = new_claim(int(row_id), wanted)
+            return claimed if wanted.late is None else self._unless(wanted.late, claimed, found.get_value(0, 1))
         return messages.end_while(connection, partial(_known, found, wanted))
 
     def _write_last(self, name: str, values: Values) -> None:
@@ -128,13 +135,12 @@ class PostgreSQLStore(Store):
     def _statements(self) -> dict[str, Statement]:
         # This SQL divides by zero if the statement has written no row. After a division by zero, PostgreSQL does not
         # run the COMMIT that follows in the same message.
-        checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_on}} FROM written"
-        texts = {
-            "claim": self._claim_sql,
-            "complete": checked.format(self._sql.complete),
-            "release": checked.format(self._sql.release),
-        }
-        return {name: Statement(name, text) for name, text in texts.items()}
+        checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
+        return messages.statements(
+            claim=self._claim_sql,
+            complete=checked.format(self._sql.complete),
+            release=checked.format(self._sql.release),
+        )
 
     def explain(self, error: DatabaseError) -> None:
         if self.code(error) == OUT_OF_SHARED_MEMORY:
@@ -142,6 +148,11 @@ class PostgreSQLStore(Store):
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
                 "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
                 "batches: one transaction for each item is best. Else raise max_locks_per_transaction."
+            ) from error
+        if "statement pooling mode" in str(error):
+            raise IdempotencyConfigurationError(
+                f"PgBouncer pools database {self.alias!r} by statement ({str(error).strip()!r}), so no transaction can "
+                "begin there. Set pool_mode = transaction."
             ) from error
         super().explain(error)
 
@@ -181,10 +192,10 @@ class PostgreSQLStore(Store):
         """Return a statement that reads the row of a key. If the key is not stored, the statement takes the advisory
         lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
 
-        If a row was inserted, the statement returns the id of the new row. If the key is stored already, the statement
-        returns a row with three values: NULL, and two values from the stored row. One value is a JSON list of all
-        columns except the body, and the other value is the body. If no row was inserted and no key is stored, the
-        statement returns no row.
+        If a row was inserted, the statement returns the id of the new row and the present time. If the key is stored
+        already, it returns a row with three values: NULL, and two values from the stored row. One value is a JSON list
+        of all columns except the body, and the other value is the body. If no row was inserted and no key is stored,
+        the statement returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
@@ -199,8 +210,8 @@ class PostgreSQLStore(Store):
             f"inserted AS (INSERT INTO {sql.table} ({', '.join(row)}) SELECT {', '.join(row.values())} "
             f"WHERE NOT EXISTS (SELECT 1 FROM stored) AND {TRY_LOCK} "
             f"ON CONFLICT ({k['key_hash']}, {k['scope_hash']}) DO NOTHING RETURNING {k['id']}) "
-            f"SELECT {k['id']}, NULL, NULL{{seqscan_on}} FROM inserted "
-            "UNION ALL SELECT NULL, facts, body{seqscan_on} FROM stored"
+            f"SELECT {k['id']}, {sql.seconds_since_1970}::text, NULL{{seqscan_back}} FROM inserted "
+            "UNION ALL SELECT NULL, facts, body{seqscan_back} FROM stored"
         )
 
     @cached_property
@@ -222,7 +233,7 @@ class PostgreSQLStore(Store):
         )
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        row = self._fetch(self._claim_sql.format(seqscan_on=""), values_of(wanted))
+        row = self._fetch(self._statements["claim"].text, values_of(wanted))
         return None if row is None else row[0]
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -286,7 +297,5 @@ class CitusStore(PostgreSQLStore):
         # request to the node that stores the row, so each duplicate finds the lock.
         if self._read(wanted) is not None:
             return None
-        sql = self._sql
-        keys = f"{sql.k['key_hash']}, {sql.k['scope_hash']}"
-        row = self._fetch(f"{sql.insert()} ON CONFLICT ({keys}) DO NOTHING RETURNING {sql.k['id']}", values_of(wanted))
+        row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))
         return None if row is None else int(row[0])

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from ..protocol.outcomes import Claimed, ClaimRequest
 
 Values = dict[str, Any]
+SECONDS_SINCE_1970 = {
+    "postgresql": "EXTRACT(EPOCH FROM statement_timestamp())",
+    "mysql": "UNIX_TIMESTAMP()",
+    "sqlite": "strftime('%%s', 'now')",
+}
+"""SQL for the present time of each kind of database. Without fractions is exact enough for the age of a key."""
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
@@ -55,6 +61,7 @@ class Queries:
         quote = connection.ops.quote_name
         self.clock, self._later = CLOCKS[connection.vendor]
         self._seconds_until = SECONDS_UNTIL[connection.vendor]
+        self.seconds_since_1970 = SECONDS_SINCE_1970[connection.vendor]
         self.table, self.steps = quote(IdempotencyKey._meta.db_table), quote(IdempotencyStep._meta.db_table)
         self.step_key = quote(str(IdempotencyStep._meta.get_field("key").column))
         self.k = {field.name: quote(str(field.column)) for field in IdempotencyKey._meta.concrete_fields}
@@ -96,6 +103,11 @@ class Queries:
         """
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
+
+    @cached_property
+    def insert_if_new(self) -> str:
+        """Return an INSERT that does nothing if the key is stored already."""
+        return f"{self.insert()} ON CONFLICT ({self.k['key_hash']}, {self.k['scope_hash']}) DO NOTHING"
 
     def stored_key(self, expired: str) -> dict[str, str]:
         """Return a dict with the SQL for each column in `COLUMNS`. The argument `expired` is an SQL condition that is

@@ -22,6 +22,7 @@ class SQLiteStore(Store):
     # SQLite's error about a lock does not tell which key is locked. Perhaps the locked key is not the key of this
     # request.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+    down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)
 
     def code(self, error: DatabaseError) -> object:
@@ -44,10 +45,8 @@ class SQLiteStore(Store):
         return raw is not None and raw.in_transaction
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        sql = self._sql
-        keys = f"{sql.k['key_hash']}, {sql.k['scope_hash']}"
         with self.connection.cursor() as cursor:
-            cursor.execute(f"{sql.insert()} ON CONFLICT ({keys}) DO NOTHING", values_of(wanted))
+            cursor.execute(self._sql.insert_if_new, values_of(wanted))
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:

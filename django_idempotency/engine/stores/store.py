@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -91,11 +91,13 @@ class Store(ABC):
     repeatable: ClassVar[frozenset[object]] = frozenset()
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
+    down: ClassVar[frozenset[object]]
     unmigrated: ClassVar[frozenset[object]]
     """The error codes of the database, as `code` returns them.
 
     repeatable: errors of a claim that can succeed in a new transaction, such as a deadlock or a serialization failure.
     busy: errors of a claim for which the database did not answer in time.
+    down: errors of a claim whose database cannot be reached, has no connection left or is read-only.
     unmigrated: a table or a column is missing.
     """
 
@@ -311,7 +313,10 @@ class Store(ABC):
         The method returns None if another transaction has changed or deleted the row during the claim.
         """
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
-            return new_claim(row_id, wanted)
+            claimed = new_claim(row_id, wanted)
+            if wanted.late is None:
+                return claimed
+            return self._unless(wanted.late, claimed, self._fetch(f"SELECT {self._sql.seconds_since_1970}")[0])
         stored = self._read(wanted)
         if stored is None:
             return TooOld() if wanted.known_only else None
@@ -322,6 +327,13 @@ class Store(ABC):
                 return self._resume(stored, wanted)
             case decision:
                 return decision
+
+    def _unless(self, late: Callable[[float], bool], claimed: Claimed, now: str | float) -> Claimed | TooOld:
+        """Return the claim of a new key, or free the key again if it is too old to be new."""
+        if late(float(now)):
+            self.release(claimed)
+            return TooOld()
+        return claimed
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
         """Claim an expired row for a new request. Return None if another request has already claimed the row."""

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transacti
 APART = [["BEGIN"], ["WITH"], ["UPDATE"], ["COMMIT"]]
 ANSWERED_APART = [["BEGIN"], ["WITH"], ["SELECT"], ["COMMIT"]]
 TOGETHER = [["BEGIN", "WITH"], ["WITH", "COMMIT"]]
-ANSWERED_TOGETHER = [["BEGIN", *["PREPARE"] * 3, "SET", "EXECUTE"], ["COMMIT"]]
+ANSWERED_TOGETHER = [["BEGIN", *["PREPARE"] * 3, "EXECUTE"], ["COMMIT"]]
 on_psycopg3 = pytest.mark.skipif(not is_psycopg3, reason="about options of psycopg 3, the driver at hand is psycopg2")
 on_psycopg2 = pytest.mark.skipif(is_psycopg3, reason="NOT RUN: psycopg2. psycopg 3 is at hand: tox run -e psycopg2")
 BINDING: dict[str, Any] = {"OPTIONS": {"server_side_binding": True}}

@@ -14,6 +14,7 @@ from django.db import DatabaseError, connection, connections, transaction
 from django_idempotency import ClaimLost, IdempotencyConfigurationError
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import messages, store_for
+from django_idempotency.engine.stores.postgresql import PostgreSQLStore
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
 from tests.shopapp.models import Order
@@ -25,8 +26,8 @@ pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transacti
 LARGE = replace(SNAPSHOT, body=bytes(range(256)) * 300)
 REPLAYED = Completed(snapshot=SNAPSHOT, resource=("order", "7"))
 BY_TEXT = [["BEGIN", "WITH"], ["WITH", "COMMIT"]]
-PREPARES = ["BEGIN", *["PREPARE"] * 3, "SET", "EXECUTE"]
-CALLED = [["BEGIN", "SET", "EXECUTE"], ["SET", "EXECUTE", "COMMIT"]]
+PREPARES = ["BEGIN", *["PREPARE"] * 3, "EXECUTE"]
+CALLED = [["BEGIN", "EXECUTE"], ["EXECUTE", "COMMIT"]]
 APART = [["BEGIN"], ["WITH"], ["UPDATE"], ["COMMIT"]]
 
 
@@ -37,6 +38,11 @@ def tap() -> Iterator[Tap]:
         warm_up()
         tap.take()
         yield tap
+
+
+def name_of(kind: str) -> str:
+    """The name under which a statement is prepared."""
+    return store_for("default")._statements[kind].preparation.split()[1].decode()  # type: ignore[attr-defined, no-any-return]
 
 
 def sent(tap: Tap, key: str) -> list[list[str]]:
@@ -70,16 +76,33 @@ class TestWhen:
             request_like(key=str(number))
         assert set(seen) == {"on"}
         plans: dict[str, str] = {}
-        for name, arguments in (("claim", 10), ("complete", 9), ("release", 4)):
+        for name, arguments in (("claim", 12), ("complete", 11), ("release", 6)):
             with transaction.atomic():
                 sql("SET LOCAL enable_seqscan = off", "SET LOCAL plan_cache_mode = force_generic_plan")
-                called = store_for("default")._statements[name]._call.decode().split()[6].rstrip("(")  # type: ignore[attr-defined]
                 with connection.cursor() as cursor:
-                    cursor.execute(f"EXPLAIN EXECUTE {called}({', '.join(['NULL'] * arguments)})")
+                    cursor.execute(f"EXPLAIN EXECUTE {name_of(name)}({', '.join(['NULL'] * arguments)})")
                     plans[name] = "\n".join(line for (line,) in cursor.fetchall())
                 transaction.set_rollback(True)
         assert not [name for name, plan in plans.items() if "Seq Scan" in plan]
         assert ask("SHOW enable_seqscan") == ("on",)
+
+    def test_the_age_of_a_key_costs_no_round_trip(self, tap: Tap) -> None:
+        """The claim's answer brings the database's time."""
+        tap.take()
+        assert isinstance(request_like(late=lambda now: False), Claimed)
+        assert verbs(tap.take()) == CALLED
+
+    @pytest.mark.parametrize("chosen", ["on", "off"])
+    def test_the_view_is_planned_as_its_session_says(self, chosen: str) -> None:
+        """Whether a connection sends text, prepares or calls what it has prepared."""
+        with tapped(OPTIONS={"options": f"-c enable_seqscan={chosen}"}):
+            seen = []
+            for number in range(3):
+                request_like(lambda: seen.append(ask("SHOW enable_seqscan")[0]), key=str(number))
+            sql(f"SET enable_seqscan = {(other := {'on': 'off', 'off': 'on'}[chosen])}")
+            request_like(lambda: seen.append(ask("SHOW enable_seqscan")[0]), key="3")
+            assert seen == [chosen] * 3 + [other]
+            assert ask("SHOW enable_seqscan") == (other,)
 
 
 class TestLost:
@@ -98,6 +121,24 @@ class TestLost:
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
         assert isinstance(request_like(Order.objects.create), Claimed)
         assert Order.objects.count() == 1
+
+    def test_in_the_view_the_completion_alone_costs_one_request(self, tap: Tap) -> None:
+        """The claim is still there. The connection goes on by text, so a retry does not meet the same again."""
+        with pytest.raises(DatabaseError, match="does not exist"):
+            request_like(Order.objects.create, lambda: sql(f"DEALLOCATE {name_of('complete')}"))
+        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+        assert sent(tap, "a") == BY_TEXT
+
+    def test_two_releases_behind_one_pooler_do_not_meet_halfway(self, tap: Tap) -> None:
+        """Their claims are the same and their completions are not: no claim finds a connection without its completion.
+
+        This connection has prepared on one connection of the pooler, and is given one on which the other release has.
+        """
+        other = PostgreSQLStore("default")
+        other._sql.complete += " AND TRUE"
+        sql("DEALLOCATE ALL", *(s.preparation.decode().rstrip("; ") for s in other._statements.values()))
+        assert sent(tap, "a") == [CALLED[0], ["ROLLBACK"], *BY_TEXT]
+        assert request_like(key="a") == REPLAYED
 
     def test_names_that_another_client_has_taken_cost_no_request(self) -> None:
         """As behind a pooler, where the connection to the server is not ours alone."""
@@ -202,6 +243,19 @@ class TestMessages:
         finally:
             messages._in_gevent.cache_clear()
         assert len(waited) == 4
+
+    def test_a_notice_is_no_answer(self, tap: Tap) -> None:
+        """The server sends it at once, and the rest of its answer when it is done."""
+        sql(
+            "CREATE FUNCTION notices() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE NOTICE 'claimed'; PERFORM pg_sleep(0.1); RETURN NEW; END $$",
+            f"CREATE TRIGGER notices BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION notices()",
+        )
+        try:
+            assert isinstance(request_like(), Claimed)
+        finally:
+            sql("DROP FUNCTION notices CASCADE")
+        assert request_like() == REPLAYED
 
     def test_text_that_postgresql_cannot_hold_is_refused_and_not_cut_off(self, tap: Tap) -> None:
         with pytest.raises(DatabaseError, match="NUL"):

@@ -66,8 +66,8 @@ def tap(way: str) -> Iterator[Tap]:
         yield tap
 
 
-OPENED = {"text": ["BEGIN", "WITH"], "prepared": ["BEGIN", "SET", "EXECUTE"]}
-CLOSED = {"text": ["WITH", "COMMIT"], "prepared": ["SET", "EXECUTE", "COMMIT"]}
+OPENED = {"text": ["BEGIN", "WITH"], "prepared": ["BEGIN", "EXECUTE"]}
+CLOSED = {"text": ["WITH", "COMMIT"], "prepared": ["EXECUTE", "COMMIT"]}
 TOGETHER = {way: [OPENED[way], ["INSERT"], CLOSED[way]] for way in WAYS}
 ANSWERED = {way: [OPENED[way], ["COMMIT"]] for way in WAYS}
 APART = [["BEGIN"], ["WITH"], ["INSERT"], ["UPDATE"], ["COMMIT"]]
