@@ -288,6 +288,21 @@ def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch:
 
 
 @pytest.mark.django_db
+def test_a_task_hands_not_now_back_to_its_queue(run: Any, settings: Any) -> None:
+    """`django.tasks` has no retry of its own, and would call the task failed."""
+    tasks = pytest.importorskip("django.tasks")
+    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
+    settings.IDEMPOTENCY = {"WAIT": 0}
+    module = run("docs/events.md", "shop/tasks.py")
+    create_key("7", scope="tasks", operation="documented.ship_once", status="in_progress")
+    before = timezone.now()
+    assert [module.ship.call("7"), module.ship.call("8")] == [None, models.Order.objects.get().pk]
+    (again,) = tasks.default_task_backend.results
+    assert again.args == ["7"]
+    assert again.task.run_after >= before + timedelta(seconds=30)
+
+
+@pytest.mark.django_db
 def test_the_add_view_of_the_admin(
     run: Any, serve: Any, admin_client: Client, django_user_model: Any, monkeypatch: Any, settings: Any
 ) -> None:

@@ -32,7 +32,7 @@ def test_a_good_project_has_nothing_to_mend() -> None:
 
 
 def test_the_checks_of_a_command_do_not_connect() -> None:
-    """A worker that forks, such as huey's, would share the connection with its children. No database is allowed here."""
+    """A worker that forks, such as huey's, would share the connection with its children. No test database here."""
     stores.store_for.cache_clear()
     assert run_checks() == []
 
