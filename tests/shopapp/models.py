@@ -74,6 +74,9 @@ class Outbox(models.Model):
 
     payload = models.JSONField()
 
+    class Meta:
+        required_db_vendor = "postgresql"  # elsewhere Django 6.1 connects before each command, to look for JSON
+
     def __str__(self) -> str:
         return str(self.payload)
 

@@ -38,6 +38,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("payload", models.JSONField()),
             ],
+            options={"required_db_vendor": "postgresql"},
         ),
         migrations.CreateModel(
             name="Purchase",
