@@ -18,7 +18,7 @@ from typing import Any
 
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.urls import get_resolver
 
@@ -35,17 +35,27 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 
 
 @register("django_idempotency")
-def check_project(
-    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """Run all checks. If the argument `databases` is empty, this function sends no query to a database. The commands
-    `check --database` and `migrate` pass the argument `databases`.
-    """
+def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Run all checks that need no connection."""
     try:
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [*check_settings(), *check_urls(), *check_databases(databases or ())]
+    return [*check_settings(), *check_urls()]
+
+
+# Only `check --database` and `migrate` run the checks with this tag. Without it, Django 6.1 would run them before each
+# command, and a worker that forks would share the connection with its children: two tasks in one transaction.
+@register("django_idempotency", Tags.database)
+def check_servers(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Run all checks that query the databases. A wrong IDEMPOTENCY setting is reported by `check_project` alone."""
+    try:
+        get_settings()
+    except IdempotencyConfigurationError:
+        return []
+    return [*check_databases(databases or ())]
 
 
 def check_settings() -> Iterator[CheckMessage]:

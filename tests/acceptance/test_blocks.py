@@ -14,6 +14,13 @@ from tests.acceptance.pages import PAGES, ROOT, blocks
 
 ELSEWHERE = "shop/reports.py"
 """This is a part of the shop's own module: test_long_running.py. And test_tutorial.py types all of its page."""
+OF_A_QUEUE = {
+    "shop/tasks.py": "django.tasks",
+    "shop/dramatiq_tasks.py": "dramatiq",
+    "shop/huey_tasks.py": "huey",
+    "shop/procrastinate_tasks.py": "procrastinate",
+}
+"""What these blocks need: Django 6.0, or a task queue. tests/projects/test_brokers.py runs them in real queues."""
 BLOCKS = [(page, name) for page in PAGES if page != "docs/tutorial.md" for name in blocks(page) if name != ELSEWHERE]
 
 
@@ -33,6 +40,8 @@ def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("page", "name"), BLOCKS)
 def test_every_block_runs(run: Any, page: str, name: str) -> None:
     """As a module of a project. What the most important blocks do is told in the other files here."""
+    if name in OF_A_QUEUE:
+        pytest.importorskip(OF_A_QUEUE[name])
     run(page, name, INSTALLED_APPS=[])
 
 

@@ -74,6 +74,64 @@ def test_the_views_of_the_rest_framework(run: Any, serve: Any, client: Client, a
     assert client.post(double, **keyed).status_code == 403
 
 
+class LaggingReplica:
+    """Everything is read from a database that has nothing yet."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model is models.Order else None
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+@pytest.mark.parametrize("later", ["deleted", "on a replica that lags"])
+def test_a_check_before_a_replay_does_not_refuse_the_owner(
+    run: Any, serve: Any, client: Client, ann: Any, settings: Any, later: str
+) -> None:
+    """Of `OrderViewSet`, by the REST framework's page."""
+    routers = pytest.importorskip("rest_framework.routers")
+    shop = routers.DefaultRouter()
+    shop.register("orders", run("docs/drf.md", "shop/orders.py").OrderViewSet, basename="order")
+    clear_url_caches()
+    serve(path("", include(shop.urls)))
+    order = models.Order.objects.create(reference="ann", amount=2)
+    double, keyed = f"/orders/{order.pk}/double/", {"headers": {"Idempotency-Key": "one"}}
+    assert client.post(double, **keyed).json() == {"amount": 4}
+    if later == "deleted":
+        assert client.delete(f"/orders/{order.pk}/").status_code == 204
+    else:
+        settings.DATABASE_ROUTERS = [LaggingReplica()]
+        assert client.get(f"/orders/{order.pk}/").status_code == 404
+    answer = client.post(double, **keyed)
+    assert (answer.status_code, answer.headers["Idempotency-Replayed"], answer.json()) == (200, "true", {"amount": 4})
+
+
+@pytest.mark.django_db
+def test_a_number_of_the_clients_own(run: Any, serve: Any, django_user_model: Any) -> None:
+    """Each customer has their own numbers. When the key has expired, the constraint still refuses a second purchase."""
+    clear_url_caches()
+    serve(path("purchases/", run("docs/where.md", "shop/numbered.py").purchase))
+
+    def buy(customer: str, amount: int, number: Any = "A-1") -> Any:
+        client = Client()
+        client.force_login(django_user_model.objects.get_or_create(username=customer)[0])
+        return client.post("/purchases/", {"number": number, "amount": amount}, content_type="application/json")
+
+    answers = [buy("ann", 5), buy("ann", 5), buy("ben", 5)]
+    assert [(answer.status_code, answer.headers["Idempotency-Replayed"]) for answer in answers] == [
+        (201, "false"),
+        (201, "true"),
+        (201, "false"),
+    ]
+    assert answers[0].content == answers[1].content != answers[2].content
+    refused = [buy("ann", 6), Client().post("/purchases/", {"number": "A-1"}), buy("ann", 5, number="")]
+    assert [answer.status_code for answer in refused] == [422, 302, 400]
+    IdempotencyKey.objects.all().delete()
+    assert buy("ann", 5).status_code == 409
+    assert sorted(models.Purchase.objects.values_list("customer", "number", "amount")) == [
+        ("ann", "A-1", 5),
+        ("ben", "A-1", 5),
+    ]
+
+
 def uuid7(days_ago: int = 0) -> str:
     """A UUID of version 7 that was made so many days ago."""
     made = timezone.now() - timedelta(days=days_ago)
@@ -227,6 +285,21 @@ def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch:
     monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
     refused = page.receive(running)
     assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+
+
+@pytest.mark.django_db
+def test_a_task_hands_not_now_back_to_its_queue(run: Any, settings: Any) -> None:
+    """`django.tasks` has no retry of its own, and would call the task failed."""
+    tasks = pytest.importorskip("django.tasks")
+    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
+    settings.IDEMPOTENCY = {"WAIT": 0}
+    module = run("docs/events.md", "shop/tasks.py")
+    create_key("7", scope="tasks", operation="documented.ship_once", status="in_progress")
+    before = timezone.now()
+    assert [module.ship.call("7"), module.ship.call("8")] == [None, models.Order.objects.get().pk]
+    (again,) = tasks.default_task_backend.results
+    assert again.args == ["7"]
+    assert again.task.run_after >= before + timedelta(seconds=30)
 
 
 @pytest.mark.django_db

@@ -103,6 +103,25 @@ def test_the_webhook_is_delivered_twice(run, serve, client):
 
 
 @pytest.mark.django_db
+def test_an_event_that_overtakes_its_order_is_booked_later(run, serve, client):
+    """An error frees its id: the sender delivers again. A refund that was booked is replayed."""
+    hooks = run("docs/events.md", "shop/webhooks.py")
+    serve(path("refunded/", hooks.refunded))
+    body = b'{"id": "evt_2", "order": "a book", "amount": 5}'
+    signature = {"X-Signature": hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest()}
+
+    def deliver() -> Any:
+        response = client.post("/refunded/", body, content_type="application/json", headers=signature)
+        return response.status_code, response["Idempotency-Replayed"]
+
+    early = [deliver() for _ in range(2)]
+    models.Order.objects.create(reference="a book", amount=20)
+    assert early == [(404, "false"), (404, "false")]
+    assert [deliver() for _ in range(3)] == [(204, "false"), (204, "true"), (204, "true")]
+    assert models.Order.objects.get().amount == 15
+
+
+@pytest.mark.django_db
 def test_the_leased_example_charges_once(run, serve, client, gateway):
     """Posted twice under one key: one charge, one order with it."""
     sys.modules["shop"].gateway = gateway

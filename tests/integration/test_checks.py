@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import idempotent
-from django_idempotency.checks import check_databases, check_project, check_settings, check_urls
+from django_idempotency.checks import check_databases, check_settings, check_urls
 from django_idempotency.engine import stores
 
 
@@ -31,6 +31,22 @@ def test_a_good_project_has_nothing_to_mend() -> None:
     assert [*check_databases(["default"])] == []
 
 
+def test_the_checks_of_a_command_do_not_connect() -> None:
+    """A worker that forks, such as huey's, would share the connection with its children. No test database here."""
+    stores.store_for.cache_clear()
+    assert run_checks() == []
+
+
+@pytest.mark.django_db
+def test_a_command_that_names_databases_asks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check --database default`, and `migrate`."""
+    monkeypatch.setattr(stores, "_STORES", {})
+    stores.store_for.cache_clear()
+    found = ids(run_checks(databases=["default"]))
+    stores.store_for.cache_clear()
+    assert found == ["E004"]
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -42,7 +58,7 @@ def test_a_good_project_has_nothing_to_mend() -> None:
 def test_e001_the_setting(settings: Any, setting: dict[str, Any], message: str) -> None:
     """One message for one mistake: the other checks are silent."""
     settings.IDEMPOTENCY = setting
-    (found,) = check_project(None, databases=["default"])
+    (found,) = run_checks(databases=["default"])
     assert found.id == "django_idempotency.E001"
     assert found.msg.startswith(message)
     assert "s3cret" not in str(found)

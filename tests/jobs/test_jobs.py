@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import DEADLINE, eventually, running, server_environment
-from tests.shopapp.models import Ledger, Order
+from tests.shopapp.models import Ledger, Order, Outbox
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 
@@ -31,6 +32,45 @@ def test_a_consumer_that_crashes(tmp_path: Path) -> None:
     assert [process.returncode for process in done] == [-signal.SIGKILL] * 6 + [0]
     assert offset.read_text() == "3"
     assert orders() == ["msg_0", "msg_1", "msg_2"]
+
+
+def publisher(folder: Path, *deliveries: tuple[str, ...]) -> tuple[list[int], list[dict[str, int]]]:
+    """How each process has ended, and what was published."""
+    ended = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.jobs.publisher", folder, *delivery],
+            env=server_environment(),
+            check=False,
+            timeout=DEADLINE,
+        ).returncode
+        for delivery in deliveries
+    ]
+    published = folder / "published"
+    return ended, [json.loads(line) for line in published.read_text().splitlines()] if published.exists() else []
+
+
+def test_what_on_commit_publishes_is_lost_with_its_worker(tmp_path: Path) -> None:
+    """The redelivery is replayed, and a replay publishes nothing."""
+    once = ("consume-and-publish",)
+    ended, published = publisher(tmp_path, (*once, "before it is published"), once)
+    assert (ended, published, orders()) == ([-signal.SIGKILL, 0], [], ["a book"])
+
+
+def test_an_outbox_publishes_what_was_committed(tmp_path: Path) -> None:
+    """The worker dies after its COMMIT. A relay that dies publishes again, under the same id."""
+    ended, published = publisher(
+        tmp_path,
+        ("consume", "after the COMMIT"),
+        ("consume",),
+        ("relay", "before it is published"),
+        ("relay", "after it is published"),
+        ("relay",),
+        ("relay",),
+    )
+    order = Order.objects.get()
+    assert ended == [-signal.SIGKILL, 0, -signal.SIGKILL, -signal.SIGKILL, 0, 0]
+    assert published == [{"id": f"placed-{order.pk}", "order": order.pk}] * 2
+    assert not Outbox.objects.exists()
 
 
 def test_a_celery_child_that_is_killed_in_the_middle_of_the_work(tmp_path: Path) -> None:

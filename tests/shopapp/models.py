@@ -67,3 +67,29 @@ class Keyed(models.Model):
 
     def __str__(self) -> str:
         return str(self.pk)
+
+
+class Outbox(models.Model):
+    """An event that waits to be published."""
+
+    payload = models.JSONField()
+
+    class Meta:
+        required_db_vendor = "postgresql"  # elsewhere Django 6.1 connects before each command, to look for JSON
+
+    def __str__(self) -> str:
+        return str(self.payload)
+
+
+class Purchase(models.Model):
+    """It has a number of the customer's own."""
+
+    customer = models.CharField(max_length=100)
+    number = models.CharField(max_length=100)
+    amount = models.IntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["customer", "number"], name="one_number_a_customer")]
+
+    def __str__(self) -> str:
+        return self.number

@@ -14,7 +14,15 @@ from django.http import HttpRequest
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Keywords, OnceKeywords, Options, resolve
 from ..execution.bridge import in_thread, synchronous
-from ..execution.once import Key, arun_once, once_options, operation_name, run_once, warn_of_gateways
+from ..execution.once import (
+    Key,
+    arun_once,
+    once_options,
+    operation_name,
+    patience,
+    run_once,
+    warn_of_gateways,
+)
 from ..request.adapters import adapter_of
 from ..request.pipeline import apass_through, handle, refuse_asynchronous, take_over
 from ..request.view_call import ViewCall
@@ -144,6 +152,10 @@ def once(
     function must not pass the argument `operation`. The docstring of `run_once` describes the transaction in which the
     function runs.
 
+    While another worker runs the same key, a call waits for its result: for 60 seconds, or as long as `lease` where
+    that is longer. Then it raises `OperationInProgress`. `wait=` or the setting `WAIT` changes this time, and `wait=0`
+    raises at once. Inside your own transaction, no call waits.
+
     Args:
         scope: a string, or a callable that gets the function's arguments.
         key: a callable that gets these arguments and returns the key: a str, an int or a UUID.
@@ -171,7 +183,7 @@ def once(
             leased = resolve(layer).lease is not None
             return run(
                 (lambda operation: work(operation=operation)) if leased else work,
-                **options | {"operation": name},
+                **options | {"operation": name, "wait": patience(layer)},
                 scope=scope(*args, **kwargs) if callable(scope) else scope,
                 key=key(*args, **kwargs),
                 payload=None if payload is None else payload(*args, **kwargs),

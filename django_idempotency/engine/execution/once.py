@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from functools import lru_cache
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Generic, TypeVar, Unpack, overload
@@ -45,6 +45,11 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
     outcomes.InDoubt: (exceptions.OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
 }
+PATIENCE = 60
+"""Seconds that a duplicate waits inside `@once`, whose caller is a task queue: many of them take an exception for the
+end of the task, and never deliver it again. A minute outlasts most work in one transaction, and stays below the limits
+that queues set themselves: 5 minutes between two polls (Kafka), 10 minutes for a task (dramatiq), an hour until the
+redelivery (Celery on Redis)."""
 DONE = 200
 """The status code that is stored with a result, so that the row looks like the row of a response."""
 
@@ -162,6 +167,17 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
     for name in options:
         refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
     return as_options(options)
+
+
+def patience(options: Idempotency) -> timedelta | float:
+    """Return how long a duplicate waits inside `@once`.
+
+    A longer lease is waited out, because a killed worker leaves its key leased until then.
+    """
+    for layer in (options, get_settings().options):
+        if "wait" in layer.given():
+            return layer.wait
+    return max(PATIENCE, resolve(options).lease_seconds or 0)
 
 
 def operation_name(work: Any, given: str | None) -> str:

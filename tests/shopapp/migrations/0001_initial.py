@@ -32,4 +32,24 @@ class Migration(migrations.Migration):
                 ("order", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="shopapp.order")),
             ],
         ),
+        migrations.CreateModel(
+            name="Outbox",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("payload", models.JSONField()),
+            ],
+            options={"required_db_vendor": "postgresql"},
+        ),
+        migrations.CreateModel(
+            name="Purchase",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("customer", models.CharField(max_length=100)),
+                ("number", models.CharField(max_length=100)),
+                ("amount", models.IntegerField()),
+            ],
+            options={
+                "constraints": [models.UniqueConstraint(fields=("customer", "number"), name="one_number_a_customer")],
+            },
+        ),
     ]

@@ -1,0 +1,5 @@
+"""What `dramatiq` imports."""
+
+import django
+
+django.setup()
