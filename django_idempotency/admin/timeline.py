@@ -206,4 +206,5 @@ def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values
-    return format_html("{}<br>{} {}", what, encodable(step["error"] or ""), _derived(row, step["name"], step["kind"]))
+    error = readable_error(row, "error", step["error"], step["name"], allowed=True)
+    return format_html("{}<br>{} {}", what, encodable(error), _derived(row, step["name"], step["kind"]))

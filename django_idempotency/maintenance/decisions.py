@@ -8,6 +8,7 @@ read them. When the key's row is deleted, the list is deleted, too.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
 from ..engine.protocol.digests import reference_of
-from ..engine.stores.sealing import seal, unseal
+from ..engine.stores.sealing import is_sealed, seal, unseal
 from ..exceptions import NotDecryptable
 
 if TYPE_CHECKING:
     from ..models import IdempotencyKey, IdempotencyStep
 
 
+SEALED = "sealed"
+"""The entry that holds a whole trail that could not be decrypted when the next decision was made."""
 RECORDED = frozenset({"record", "correct"})
 """The actions that gave a step its result."""
 
@@ -87,15 +90,34 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Add a decision to the old decisions of a key, and return the new text for the column `decisions`."""
-    trail = [*_entries(row), asdict(decision)]
+    """Add a decision to the old decisions of a key, and return the new text for the column `decisions`.
+
+    A trail whose encryption key is lost becomes the first entry of the new one, as it is.
+    """
+    try:
+        trail = _entries(row)
+    except NotDecryptable:
+        if not is_sealed(row.decisions):
+            raise
+        trail = [{SEALED: row.decisions}]
+    trail.append(asdict(decision))
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
 def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
     """Return a copy of a step in doubt. The list of decisions contains the copy."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
-    return {**kept, "error": unseal(row, "error", step.error, step.name)}
+    return {**kept, "error": readable(row, "error", step.error, step.name)}
+
+
+def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
+    """Decrypt a text that a decision keeps. Without its encryption key it is kept as it is, for the day the key is
+    found: a decision rests on the books of the other side, and needs none of it.
+    """
+    try:
+        return unseal(row, column, stored, *step)
+    except NotDecryptable:
+        return stored
 
 
 def _is_readable(entry: Any) -> bool:
@@ -126,4 +148,7 @@ def _entries(row: IdempotencyKey) -> list[Any]:
             f"The decisions about idempotency key {reference_of(row.key_hash)} cannot be read: the column 'decisions' "
             "holds no JSON list. It was changed in the database. Until it is put right, no decision can be added."
         )
+    if entries and isinstance(entries[0], dict) and SEALED in entries[0]:
+        with suppress(NotDecryptable):
+            entries[:1] = json.loads(unseal(row, "decisions", entries[0][SEALED]) or "[]")
     return entries

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from ..engine.conf.fields import seconds_of
 from ..engine.declare.registry import Declaration, registered
@@ -92,12 +92,14 @@ class Recovered:
         completed: how many keys were completed.
         failed: for how many keys `reconcile` raised.
         left: how many keys still need attention, if they were claimed longer ago than `older_than`.
+        young: how many keys need attention and were claimed later than that, so that their clients may still retry.
         complete: True if the run has reached every key. False if a limit or `stop` has ended the run.
     """
 
     completed: int
     failed: int
     left: int
+    young: int = 0
     complete: bool
 
 
@@ -180,8 +182,9 @@ def recover_idempotency_keys(
             would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
             outcome, reason = would if dry_run else _outcome(store, row, declared)
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
-    left = keys.filter(created_at__lte=Clock(plus=-age)).count()
-    return Recovered(completed=told["completed"], failed=told["failed"], left=left, complete=not names)
+    found = keys.aggregate(left=Count("pk", Q(created_at__lte=Clock(plus=-age))), all=Count("pk"))
+    left, young = found["left"], found["all"] - found["left"]
+    return Recovered(completed=told["completed"], failed=told["failed"], left=left, young=young, complete=not names)
 
 
 def _declared(operation: str) -> Declaration | str:
@@ -258,7 +261,7 @@ def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
     made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            # If the list of earlier decisions cannot be decrypted, this code adds no entry to the list.
+            # If the list of earlier decisions was changed in the database, this code adds no entry to the list.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
 

@@ -26,11 +26,11 @@ from ..engine.conf import LEASED, resolve
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked, steps_of
-from ..engine.stores.sealing import seal, seal_response, unseal
+from ..engine.stores.sealing import seal, seal_response
 from ..engine.stores.states import UNDECIDED, UNFINISHED, Clock
 from ..exceptions import NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
-from .decisions import Decision, as_kept, with_decision
+from .decisions import Decision, as_kept, readable, with_decision
 from .facts import Facts, Kind, with_lost
 from .lookups import same_row
 
@@ -58,7 +58,7 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
     Raises:
         NotResolvable: a worker holds a live lease, the key is completed or deleted, an attempt or a decision has
             changed the key since it was read, or a needed confirmation is missing. Nothing was changed.
-        NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
+        NotDecryptable: the trail of decisions was changed in the database. Nothing was changed.
     """
     with _locked(key, "release", confirmed) as facts:
         _decide(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt), unknown=0)
@@ -83,7 +83,7 @@ def record_outcome(
     Raises:
         NotResolvable: see `release_for_retry`. Also if the step has a result that no person has recorded. Nothing was
             changed.
-        NotDecryptable: the trail of decisions cannot be decrypted. Nothing was changed.
+        NotDecryptable: the trail of decisions was changed in the database. Nothing was changed.
         ResultNotStorable: the value is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
     """
     result = encode_step(value)
@@ -100,7 +100,7 @@ def record_outcome(
             counts = {"unknown": facts.row.unknown - 1, "effects": facts.row.effects + (named.kind == Kind.CALL)}
             finished = {"finished_at": Clock()}
         elif named.result is not None:
-            made = replace(made, action="correct", replaced=unseal(key, "result", named.result, step))
+            made = replace(made, action="correct", replaced=readable(key, "result", named.result, step))
         _decide(facts, made, **counts)
         _steps(facts.row).filter(pk=named.pk).update(result=seal(key, "result", result, step), **finished)
 

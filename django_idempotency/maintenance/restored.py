@@ -1,4 +1,4 @@
-"""If you restore a backup, the records of newer external calls are lost. This module stores these records again."""
+"""A restored backup has lost the records of newer external calls. How are they stored again?"""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 from django.db import transaction
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.operation import encode_step
+from ..engine.execution.operation import decode, encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
+from ..engine.stores.journal import steps_of
+from ..engine.stores.sealing import unseal
+from ..models import IdempotencyKey
 
 ENTERED = "The results of its calls were entered, such as after a restore."
 """The error text that is stored with a key whose results were entered."""
@@ -21,26 +24,29 @@ LEASE = 60
 
 def remember_calls(
     scope: str, operation: str, key: str, results: Mapping[str, Any], *, using: str | None = None
-) -> bool:
-    """Store the results of the external calls of a key, so that no retry makes these calls again.
+) -> dict[str, Any]:
+    """Store the results of steps of a key, so that no retry makes these calls again, and return what is stored.
 
-    If the function returns True, the key is half done. Then the next retry or a recovery runs the work, but does not
-    repeat the stored calls. If the table does not have the key, the function creates the key again. If the table
-    already has the result of a call, the function does not change this result. So you can call the function a second
-    time. The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    The key is created if the table has lost it, and is half done afterwards: the next retry or recovery runs the rest
+    of the work. A result that is already there stays, and nothing changes if the key is completed or at work, or if a
+    write is in doubt, so it is safe to call this again. It runs in one transaction, or in a savepoint of an outer
+    `atomic()` block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
-        results: for the name of each call, its result: JSON, or a saved model instance.
+        results: the result of each step that the work or `reconcile` has to find, by name: JSON, or a saved model
+            instance. Leave out the steps that wrote rows, because those are lost and have to be written again.
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        True if the results are stored now. False if the key is completed or at work, or a write is in doubt.
+        The stored results of these steps, by name. A result that differs from yours belongs to another call. A name is
+        missing if its step has no result and could not get one: see above.
 
     Raises:
         ResultNotStorable: a result cannot be kept. Nothing was changed.
+        NotDecryptable: a stored result cannot be decrypted. Nothing was changed.
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     identity, ttl = identify(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
@@ -48,16 +54,18 @@ def remember_calls(
     store = store_for(alias_for(using))
     with transaction.atomic(using=store.alias):
         claim = store.claim(wanted)
-        if not isinstance(claim, Claimed):
-            return False
-        known = store.journal.steps(claim)
-        for name, result in results.items():
-            step = known.get(name)
-            if step is None:
-                store.journal.start_call(claim, name, keyed=None)
-            if step is None or not step.finished:
-                store.journal.finish_call(claim, name, encode_step(result))
-            elif step.result is None:
-                store.journal.enter_lost(claim, name, encode_step(result))
-        store.journal.fail(claim, wanted, ENTERED)
-    return True
+        if isinstance(claim, Claimed):
+            known = store.journal.steps(claim)
+            for name, result in results.items():
+                step = known.get(name)
+                if step is None:
+                    store.journal.start_call(claim, name, keyed=None)
+                if step is None or not step.finished:
+                    store.journal.finish_call(claim, name, encode_step(result))
+                elif step.result is None:
+                    store.journal.enter_lost(claim, name, encode_step(result))
+            store.journal.fail(claim, wanted, ENTERED)
+        rows = IdempotencyKey.objects.using(store.alias)
+        row = rows.filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash).first()
+        steps = [] if row is None else steps_of(store.alias, row).filter(name__in=results, result__isnull=False)
+        return {step.name: decode(unseal(identity, "result", step.result, step.name)) for step in steps}

@@ -131,7 +131,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
     gateway: Any = ModuleType("shop.gateway")
     gateway.books, gateway.down = books, False
 
-    def charge(amount: int, *, idempotency_key: str) -> Any:
+    def charge(amount: int, *, idempotency_key: str, metadata: Any = None) -> Any:
         books.setdefault(idempotency_key, {"id": f"ch_{len(books) + 1}"})
         if gateway.down:
             raise TimeoutError

@@ -65,6 +65,12 @@ def test_reconcile_does_not_know_yet() -> None:
     assert run().endswith("Completed 1 idempotency key. Need attention: 0.\n")
 
 
+def test_keys_whose_clients_may_still_retry_are_counted() -> None:
+    """Exit status 3, as cleanup's: a gateway that times out for all clients is seen before the first key is old."""
+    assert failing() == ("Completed 0 idempotency keys. Need attention: 0, and 1 younger than 900 seconds.\n", 3)
+    assert row().attempt == 1
+
+
 @pytest.mark.parametrize("arguments", [["--database=gone"], ["--max-seconds=-1"], ["--import=tests.gone"]])
 def test_what_cannot_work(arguments: list[str]) -> None:
     """Exit status 1, and nothing was asked."""

@@ -174,7 +174,7 @@ class TestBounds:
     def test_a_young_key_is_left_to_its_client(self) -> None:
         """Its age counts from the last change of its state."""
         result, told = recover(older_than=timedelta(minutes=1))
-        assert (result, told) == (Recovered(completed=0, failed=0, left=0, complete=True), [])
+        assert (result, told) == (Recovered(completed=0, failed=0, left=0, young=1, complete=True), [])
         IdempotencyKey.objects.update(created_at="2020-01-01T00:00Z")
         result, told = recover(older_than=timedelta(minutes=1))
         assert (result.left, told) == (1, [])

@@ -27,7 +27,7 @@ from django_idempotency.maintenance.decisions import Decision, decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.admin_pages import make_key
-from tests.at_rest import OLD
+from tests.at_rest import NEW, OLD
 from tests.expired import make_leased
 from tests.integration.leased_urls import GATEWAY
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -36,6 +36,7 @@ from tests.steps import add_step
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_urls")]
+OTHER = "T3RoZXItb3RoZXItb3RoZXItb3RoZXItb3RoZXItb3Q="
 CLOSED = Snapshot(status_code=200, headers=(("Content-Type", "text/plain"),), body=b"refunded by hand")
 
 
@@ -133,6 +134,26 @@ def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Pos
     with pytest.raises(NotResolvable, match="the key is completed"):
         record_outcome(row(), "charge", {"charge": "ch_2"})
     assert GATEWAY.calls == 1
+
+
+@pytest.mark.parametrize("decision", range(3))
+def test_a_decision_needs_no_lost_encryption_key(post: Post, settings: Any, decision: int) -> None:
+    """The error of the call and the trail stay as they are, and are readable when it is found."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay/hold")
+    GATEWAY.after = lambda: None
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+    decisions(row())[decision]()
+    actions = ["release", "record", "answer"][decision : decision + 1]
+    assert [(made.action, made.steps[0]["error"][:5]) for made in decisions_of(row())] == [(*actions, "enc1:")]
+    if decision == 1:
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OTHER]}
+        close_with(row(), CLOSED)
+        assert [made.action for made in decisions_of(row())] == ["unreadable", "answer"]
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OTHER, NEW]}
+        assert [made.action for made in decisions_of(row())] == ["record", "answer"]
 
 
 def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:

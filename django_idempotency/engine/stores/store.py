@@ -153,7 +153,9 @@ class Store(ABC):
         raise IdempotencyConfigurationError(
             f"database {self.alias!r} has no up-to-date table {IdempotencyKey._meta.db_table!r}. "
             + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
-            + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}"
+            + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}. "
+            "If it has nothing to apply, the table is of 0.3.0: docs/versions.md upgrades it. To drop it would run its "
+            "keys again."
         ) from error
 
     # --- public methods

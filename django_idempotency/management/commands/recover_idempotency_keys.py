@@ -13,8 +13,9 @@ from ..base import DatabasesCommand, counted, several
 class Command(DatabasesCommand):
     help = (
         "Call reconcile for each idempotency key that needs attention, because perhaps the client never sends a retry. "
-        "Run the command with cron. It prints a line for each key. The exit status is 0 if no key is left, 3 if keys "
-        "are left, 1 if the command or reconcile has failed, and 128 plus the number of a signal that ended the run."
+        "Run the command with cron. It prints a line for each key. The exit status is 0 if no key needs attention, 3 "
+        "if keys do, also younger ones than --older-than, 1 if the command or reconcile has failed, and 128 plus the "
+        "number of a signal that ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -41,7 +42,8 @@ class Command(DatabasesCommand):
         sentences = [] if options["dry_run"] else [f"Completed {counted(result.completed, 'idempotency key')}."]
         if not result.complete:
             sentences.append("Stopped early: more may be left.")
-        line = " ".join([*sentences, f"Need attention: {result.left}."])
+        young = f", and {result.young} younger than {options['older_than']:g} seconds" if result.young else ""
+        line = " ".join([*sentences, f"Need attention: {result.left}{young}."])
         if result.failed:
             raise CommandError(f"{name}{line} reconcile raised for {counted(result.failed)}; see the log.")
-        return line, result.left > 0
+        return line, result.left + result.young > 0
