@@ -92,7 +92,8 @@ def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: st
             report("released", identity, using, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
-            report("held", identity, using, resource=resource, level=next(levels))
+            reason = outcome.choice.replace(":", ";")  # only in the names of steps; `report` would cut the text there
+            report("held", identity, using, reason=reason, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
             report(REFUSED[type(outcome)], identity, using)
 

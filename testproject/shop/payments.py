@@ -47,7 +47,7 @@ def _pay(request: HttpRequest, url: str) -> JsonResponse:
 @require_POST
 @idempotent(lease=settings.PAYMENT_LEASE)
 def pay(request: HttpRequest) -> JsonResponse:
-    """POST /payments/ {"order": 1, "amount": 1000}. The gateway honours keys, so a call in doubt is made again."""
+    """POST /payments/ {"order": 1, "amount": 1000}. The gateway honours keys, so a call in doubt is made again with its key."""
     return _pay(request, settings.GATEWAY_URL)
 
 

@@ -6,14 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from threading import Barrier, Event, Timer
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError
-from django_idempotency.maintenance import half_done
+from django_idempotency.maintenance import half_done, in_doubt, needs_attention
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.contracts.adapters import (
     COMMITS,
@@ -122,6 +124,53 @@ class TestLeased:
             with pytest.raises(IdempotencyConfigurationError, match=r"database 'default'.*RevisionMiddleware"):
                 send()
             assert RUNS == []
+
+
+class TestRetryKeyed:
+    """The default repeats a call only if the other system can recognize it."""
+
+    @pytest.mark.parametrize(
+        ("earlier", "now", "hours", "repeated"),
+        [
+            ("before", "before", 22, True),
+            ("before", "before", 24, False),
+            ("before", "in the call", 1, False),
+            ("before", "never", 1, False),
+            ("in the call", "before", 1, False),
+            ("never", "before", 1, False),
+        ],
+    )
+    def test_a_call_in_doubt_is_repeated_with_its_key_or_not_at_all(
+        self, adapter: Adapter, earlier: str, now: str, hours: int, repeated: bool
+    ) -> None:
+        """Each start must have asked for the key before the call, and the first be younger than DERIVED_KEYS_LAST."""
+
+        def pay(request: Any) -> Answer:
+            operation, asked = operation_of(request), now if RUNS else earlier
+
+            def gateway() -> None:
+                RUNS.append(asked == "in the call" and operation.derive_key("charge"))
+                if len(RUNS) == 1:
+                    raise Broken
+
+            if asked == "before":
+                operation.derive_key("charge")
+            operation.call("charge", gateway)
+            return Answer(201, "{}")
+
+        send = adapter.protect(pay, lease=60)
+        with pytest.raises(Broken):
+            send()
+        IdempotencyStep.objects.update(started_at=timezone.now() - timedelta(hours=hours))
+        if repeated:
+            assert marks([send(), send()]) == [(201, "false"), (201, "true")]
+            assert (len(RUNS), needs_attention().count()) == (2, 0)
+            return
+        sent = send()
+        assert sent.status == 409
+        assert not adapter.http or code(sent) == "outcome-unknown"
+        assert (len(RUNS), in_doubt().count(), needs_attention().count()) == (1, 1, 1)
+        assert (send().status, len(RUNS)) == (409, 1)
 
 
 @pytest.mark.django_db(transaction=True)

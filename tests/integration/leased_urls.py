@@ -77,5 +77,9 @@ urlpatterns = [
     path("hooked/hold", idempotent(hold)(hooked)),
     path("changed", idempotent(operation="changed", fingerprint=None, lease=LEASE)(hooked)),
     path("changed/atomic", idempotent(operation="changed", fingerprint=None)(hooked)),
+    path("both", idempotent(operation="both", lease=LEASE)(hooked)),
+    path("both/retry", idempotent(operation="both", lease=LEASE, on_abandoned="retry")(hooked)),
+    path("both/hold", idempotent(operation="both", lease=LEASE, on_abandoned="hold")(hooked)),
+    path("both/reconcile", idempotent(operation="both", lease=LEASE, reconcile=reconciled)(hooked)),
     path("status/", include("django_idempotency.urls")),
 ]

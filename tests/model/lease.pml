@@ -6,7 +6,14 @@
  *
  * With -DRECOVERY clients may also go away for ever, and recover_idempotency_keys runs in their place.
  *
- *   -DCLIENTS=2 -DHOLD     on_abandoned="hold" and a gateway without keys; otherwise "retry" and one that honours them
+ *   -DCLIENTS=2            on_abandoned="retry-keyed": each start carries its derived key or not, and the gateway honours
+ *                          those that it gets
+ *   -DRETRY                "retry", and a gateway that recognizes each call
+ *   -DHOLD                 "hold", and a gateway without keys
+ *   -DCATCHES              the view may catch the error of its call, and answer
+ *   -DFORGETFUL            "retry-keyed" does not ask for this attempt's key: the checker must find a second charge
+ *   -DANY_ANSWER           a key completes whatever its row counts: with -DCATCHES the checker must find a charge without
+ *                          an order
  *   -DNO_FENCE             every fence passes: the checker must find a second order
  *   -DCARELESS             hold, and the person does not know whether the worker is dead: the checker must find a second charge
  *   -DNO_DOUBT             hold, but doubts are not looked at: the checker must find a second charge
@@ -35,12 +42,16 @@ mtype status = none;
 byte attempt = 0;
 bool live = false;          /* locked_until > clock */
 mtype charge = not_started;
+byte unknown = 0, effects = 0;  /* IdempotencyKey: the counts of the row, changed beside the step */
+bool keyed = true;          /* IdempotencyStep.keyed, which only ever turns false */
 bool ordered = false;       /* the step of the local write */
 byte result = 0;            /* the stored response: which attempt made it */
 
 byte charges = 0;           /* the gateway's books */
+bool known = false;         /* it has charged under the derived key */
 byte orders = 0;            /* our books */
 
+byte forgotten = 0;         /* starts without the derived key */
 byte crashes = 0, lapses = 0, finished = 0, gone = 0, in_vain = 0;
 bool settled = false;       /* the key has been completed */
 bool working[CLIENTS + 1];  /* a worker process is alive for this client; the last one is the recovery */
@@ -51,14 +62,43 @@ byte doing[CLIENTS + 1];    /* its attempt */
 #else
 #define MINE (status == in_progress && attempt == mine)   /* Statements.fenced */
 #endif
-#define DOUBT (charge == started)
+#define DOUBT (unknown > 0)
+/* Note [One truth about a key]: the row and the step in one transaction */
+#define COUNTED assert(unknown == (charge == started -> 1 : 0) && effects == (charge == done -> 1 : 0))
+inline start_call() {
+    if :: charge == not_started -> charge = started; unknown++ :: else fi;   /* a repeat counts nothing */
+    COUNTED
+}
+inline finish_call() {
+    if :: charge == started -> charge = done; unknown--; effects++ :: else fi;   /* AlreadyFinished */
+    COUNTED
+}
+#ifdef ANY_ANSWER
+#define MAY_COMPLETE true
+#else
+#define MAY_COMPLETE (unknown == 0)                        /* Store.complete(settled=True) */
+#endif
+#if defined(HOLD) || defined(RETRY)
+#define RECOGNIZED true
+#else
+#ifdef FORGETFUL
+#define RECOGNIZED keyed
+#else
+#define RECOGNIZED (keyed && sends)                        /* Journal.start_call, recognizable */
+#endif
+#define KEYED
+#endif
 #ifdef NO_DOUBT
 #define MAY_RUN true
 #else
 #ifdef HOLD
-#define MAY_RUN (!DOUBT)                                   /* Store._resume, Claim.repeats_calls */
+#define MAY_RUN (!DOUBT)                                   /* decision.resumed */
+#else
+#ifdef KEYED
+#define MAY_RUN (!DOUBT || keyed)
 #else
 #define MAY_RUN true
+#endif
 #endif
 #endif
 
@@ -78,11 +118,11 @@ inline die() { /* kill -9: whatever was not committed is gone */
 proctype Client(byte me) {
     byte mine;
     mtype knows_charge;
-    bool knows_order;
+    bool knows_order, sends;
 retry:
     /* Store.claim: one transaction */
     atomic {
-        knows_charge = not_started; knows_order = false; mine = 0;
+        knows_charge = not_started; knows_order = false; mine = 0; sends = true;
         if
         :: status == completed -> goto answered
 #ifdef RECOVERY
@@ -101,9 +141,19 @@ retry:
     if
     :: knows_charge == done
     :: else ->
-        /* Operation.call: Store.start_call */
+        /* Operation.call: Journal.start_call */
         atomic {
-            if :: MINE -> charge = (charge == done -> done : started) :: else -> goto lost fi
+#ifdef KEYED
+            if :: sends = true :: forgotten == 0 -> forgotten++; sends = false fi;   /* derive_key before the call, or not */
+#endif
+            if
+            :: MINE && DOUBT && !RECOGNIZED ->              /* NotRepeatable: 409, failed and held; the next attempt may */
+                status = failed; live = false; working[me] = false; goto retry
+            :: MINE && !(DOUBT && !RECOGNIZED) ->
+                start_call();
+                keyed = keyed && sends
+            :: !MINE -> goto lost
+            fi
         }
         if :: crashes < CRASHES -> die() :: true fi;
         /* the call itself: nothing can fence it */
@@ -111,7 +161,14 @@ retry:
 #ifdef HOLD
             charges++
 #else
-            charges = 1                                    /* the derived key is the same in every attempt */
+#ifdef KEYED
+            if
+            :: sends && known                              /* the derived key is the same in every attempt */
+            :: else -> charges++; known = known || sends
+            fi
+#else
+            charges = 1
+#endif
 #endif
         }
         if :: crashes < CRASHES -> die()
@@ -120,9 +177,12 @@ retry:
                 crashes++;
                 atomic { if :: MINE -> status = failed; live = false :: else fi; working[me] = false }
                 goto retry
+#ifdef CATCHES
+           :: crashes < CRASHES -> crashes++; goto answers  /* no answer: the view catches the error, and answers */
+#endif
         fi;
-        /* Store.finish_call: the fence and the step in one statement */
-        atomic { if :: MINE -> charge = done :: else -> goto lost fi }
+        /* Journal.finish_call: the fence and the step in one transaction */
+        atomic { if :: MINE -> finish_call() :: else -> goto lost fi }
         if :: crashes < CRASHES -> die() :: true fi
     fi;
 
@@ -134,7 +194,14 @@ retry:
         if :: crashes < CRASHES -> die() :: true fi
     fi;
 
-    /* Store.complete */
+answers:
+    /* Store.complete, or Journal.fail */
+    atomic {
+        if
+        :: MINE && !MAY_COMPLETE -> status = failed; live = false; working[me] = false; goto retry
+        :: else
+        fi
+    }
     atomic { if :: MINE -> assert(status != completed); status = completed; live = false; result = mine; settled = true :: else -> goto lost fi }
     if :: crashes < CRASHES -> die() :: true fi;
     goto answered;
@@ -153,7 +220,7 @@ away:
 }
 
 #ifdef RECOVERY
-#define ATTENTION ((status == failed && charge != not_started) || (status == in_progress && !live))   /* needs_attention */
+#define ATTENTION ((status == failed && unknown + effects > 0) || (status == in_progress && !live))   /* needs_attention */
 /* recover_idempotency_keys, by cron: reconcile looks into the gateway's books, and makes up for what is missing. */
 active proctype Recovery() {
     byte mine;
@@ -185,9 +252,9 @@ again:
     if
     :: charge == done
     :: else ->
-        atomic { if :: MINE -> charge = started :: else -> goto again fi }
+        atomic { if :: MINE -> start_call() :: else -> goto again fi }
         if :: crashes < CRASHES -> crashes++; goto again :: true fi;
-        atomic { if :: MINE -> charge = done :: else -> goto again fi }
+        atomic { if :: MINE -> finish_call() :: else -> goto again fi }
         if :: crashes < CRASHES -> crashes++; goto again :: true fi
     fi;
     if
@@ -216,16 +283,17 @@ end:
 active proctype Cleanup() {
 end:
     do
-    :: atomic { status == completed && finished + gone == CLIENTS -> status = none; charge = not_started; ordered = false; break }
+    :: atomic { status == completed && finished + gone == CLIENTS -> status = none; charge = not_started; unknown = 0; effects = 0; keyed = true; ordered = false; break }
     od
 }
 
-#ifdef HOLD
+#if defined(HOLD) || defined(KEYED)
 #ifdef CARELESS
 #define KNOWS true
 #else
-#ifdef RECOVERY
-#define KNOWS NOBODY        /* a recovery in vain has a new attempt: the worker of an earlier one may still be about to call */
+#if defined(RECOVERY) || defined(KEYED)
+#define KNOWS NOBODY        /* a recovery in vain and a repeat have a new attempt: the worker of an earlier one may still
+                               be about to call */
 #else
 #define KNOWS DEAD
 #endif
@@ -237,7 +305,10 @@ end:
     :: atomic {
         (status == failed || (status == in_progress && !live)) && DOUBT && KNOWS ->
         status = failed; live = false;
-        charge = (charges > 0 -> done : not_started)       /* record_outcome : release_for_retry */
+        if                                                 /* record_outcome : release_for_retry */
+        :: charges > 0 -> finish_call()
+        :: else -> charge = not_started; unknown = 0; keyed = true
+        fi
        }
     od
 }

@@ -64,7 +64,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
 SMALL = ["-DRECOVERY", "-DCRASHES=1", "-DLAPSES=1", "-DLEFT=1"]
 
 
-@pytest.mark.parametrize("policy", [[], ["-DHOLD"]], ids=["retry", "hold"])
+@pytest.mark.parametrize("policy", [[], ["-DRETRY"], ["-DHOLD"]], ids=["retry-keyed", "retry", "hold"])
 @pytest.mark.parametrize(
     ("claim", "model"),
     [
@@ -73,6 +73,8 @@ SMALL = ["-DRECOVERY", "-DCRASHES=1", "-DLAPSES=1", "-DLEFT=1"]
         ("once", SMALL),
         ("nobody_is_stuck", SMALL),
         ("no_charge_is_left", SMALL),
+        ("once", ["-DCATCHES"]),
+        ("no_charge_is_left", [*SMALL, "-DCATCHES"]),
     ],
 )
 def test_the_claim_holds(check: Check, claim: str, model: list[str], policy: list[str]) -> None:
@@ -87,6 +89,9 @@ def test_the_claim_holds(check: Check, claim: str, model: list[str], policy: lis
     ("claim", "sabotage"),
     [
         ("once", ["-DNO_FENCE"]),
+        ("once", ["-DFORGETFUL"]),
+        ("once", ["-DCATCHES", "-DANY_ANSWER"]),
+        ("once", ["-DRETRY", "-DNO_FENCE"]),
         ("once", ["-DHOLD", "-DNO_FENCE"]),
         ("once", ["-DHOLD", "-DNO_DOUBT"]),
         ("once", ["-DHOLD", "-DCARELESS"]),
@@ -96,7 +101,8 @@ def test_the_claim_holds(check: Check, claim: str, model: list[str], policy: lis
     ],
 )
 def test_the_checker_finds_what_is_broken_on_purpose(check: Check, claim: str, sabotage: list[str]) -> None:
-    """Without the fence, without looking at doubts, or released while the worker is only slow. A recovery that does not
-    take the key over, and a reconcile that does not ask whether the worker is dead."""
+    """Without the fence, without looking at doubts, or released while the worker is only slow. A repeat without its
+    derived key, and an answer that completes a key in doubt. A recovery that does not take the key over, and a
+    reconcile that does not ask whether the worker is dead."""
     errors, _ = check(claim, *sabotage, fair=claim != "once")
     assert errors == 1

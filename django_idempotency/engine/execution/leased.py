@@ -164,8 +164,8 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
     try:
         with _warned_about_stray_writes(store, operation):
             finished = work.run(operation)
-    except ClaimLost:
-        raise
+    except (ClaimLost, _Refused):
+        raise  # the framework has no answer to these: the client gets what a duplicate would get
     except Exception as error:
         answered = work.answer(error)
         if answered is None:
@@ -203,11 +203,7 @@ class _Refused(OutcomeUnknown):
     """A call of this attempt must not be repeated, so the client gets what a duplicate of a held key gets."""
 
     def __init__(self, step: str) -> None:
-        super().__init__(
-            f"operation.call({step!r}) was not repeated: an earlier attempt started it, its outcome is unknown, and "
-            f"the other system could not recognize another start. Send operation.derive_key({step!r}) with it in each "
-            'attempt, or pass on_abandoned="retry" if making it twice is harmless.'
-        )
+        super().__init__(InDoubt(unkeyed=(step,)).choice)
         self.step = step
 
 

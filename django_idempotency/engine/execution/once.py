@@ -301,7 +301,8 @@ def _result(outcome: outcomes.Outcome[T], identity: Identity) -> Result[T]:
     if isinstance(outcome, outcomes.Completed):
         return Result(_value(outcome.snapshot), replayed=True)
     kind, why = NOT_RUN[type(outcome)]
-    error = kind(f"{identity.operation} with key {identity.key!r} {why}")
+    choice = outcome.choice if isinstance(outcome, outcomes.InDoubt) else ""
+    error = kind(f"{identity.operation} with key {identity.key!r} {why} {choice}".rstrip())
     if isinstance(error, exceptions.OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
         error.retry_after = outcome.retry_after
     raise error

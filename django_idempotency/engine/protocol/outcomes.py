@@ -11,6 +11,7 @@ from math import ceil
 from typing import Generic, Literal, TypeVar
 
 from .digests import Identity
+from .key_syntax import gettext_noop
 
 T = TypeVar("T")
 SHORTEST_RETRY_AFTER = 1
@@ -19,6 +20,12 @@ LONGEST_RETRY_AFTER = 60
 """The longest `Retry-After`, in seconds. The running request often ends long before its lease, and several client
 libraries ignore a longer wait.
 """
+UNKEYED = gettext_noop(
+    "The call '%(step)s' is not repeated, because one of its starts carried no derived key, or the first is older than "
+    "DERIVED_KEYS_LAST. Send operation.derive_key('%(step)s') with it in each attempt, or pass on_abandoned=\"retry\" "
+    "if making it twice is harmless."
+)
+"""Said where a developer meets a held call: in the log, in `OutcomeUnknown`, and with DEBUG in the 409."""
 Headers = tuple[tuple[str, str], ...]
 Resource = tuple[str, str]
 """The object that an operation is about: its type and its id."""
@@ -165,6 +172,11 @@ class InDoubt:
     attempt: int = field(default=0, compare=False)
     resource: Resource | None = field(default=None, compare=False)
     unkeyed: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def choice(self) -> str:
+        """What a developer can do so that calls like those in `unkeyed` are repeated, or an empty text."""
+        return " ".join(UNKEYED % {"step": step} for step in self.unkeyed)
 
 
 @dataclass(frozen=True, slots=True)

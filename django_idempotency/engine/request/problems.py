@@ -8,11 +8,12 @@ details are translated.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, assert_never
 
+from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -163,12 +164,15 @@ def outstanding(options: Options, retry_after: int = SHORTEST_RETRY_AFTER) -> Pr
     return Problem(IN_PROGRESS, options.in_progress_status, title, detail, {"Retry-After": str(retry_after)})
 
 
-def outcome_unknown() -> Problem:
+def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
+    """Return the error for a key that is held. With DEBUG, the detail says how the calls `unkeyed` can be repeated."""
     title = "The outcome for this Idempotency-Key is unknown"
     detail = _(
         "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "
         "request again later, with the same key."
     )
+    if settings.DEBUG:
+        detail = " ".join([detail, *(_(outcomes.UNKEYED) % {"step": step} for step in unkeyed)])
     return Problem("outcome-unknown", 409, title, detail, {"Retry-After": str(LONGEST_RETRY_AFTER)})
 
 
@@ -210,7 +214,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
         case outcomes.Conflicted() | OperationInProgress():
             problem = outstanding(options, refusal.retry_after)
         case outcomes.InDoubt() | OutcomeUnknown():
-            problem = outcome_unknown()
+            problem = outcome_unknown(getattr(refusal, "unkeyed", ()))
         case outcomes.Unavailable() | NotRun():
             problem = store_busy()
         case outcomes.TooOld():

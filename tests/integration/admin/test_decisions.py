@@ -15,9 +15,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency import ResultNotStorable
 from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.admin.decisions import version
-from django_idempotency.maintenance import release_for_retry
+from django_idempotency.maintenance import needs_attention, release_for_retry
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, address, confirm, decide, detail, make_key, page_of, preview, send, staff, step
@@ -45,6 +46,16 @@ class TestWho:
         IdempotencyStep.objects.all().delete()
         page = staff(VIEW, RESOLVE).get(detail(in_doubt)).content.decode()
         assert [f'href="../{decision}/"' in page for decision in DECISIONS] == [False, True, True]
+
+    def test_a_lost_value_is_entered_by_the_form(self, post: Post, operator: Client) -> None:
+        """The retry goes on with it: one charge, its order, and nothing to do any more."""
+        GATEWAY.result = lambda key: object()
+        with pytest.raises(ResultNotStorable):
+            post("/pay")
+        decide(operator, row(), "record", result='{"charge": "ch_1"}')
+        answer = post("/pay")
+        assert (answer.status_code, answer.json()["charge"], GATEWAY.calls) == (201, "ch_1", 1)
+        assert (row().status, needs_attention().count(), Order.objects.get().reference) == ("completed", 0, "ch_1")
 
     @pytest.mark.parametrize("action", ["answer_selected", "release_selected"])
     def test_an_action_needs_the_permission(self, keys: list[IdempotencyKey], action: str) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 from django_idempotency import StoreBusy, run_once
+from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
 from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -69,6 +70,32 @@ def test_held_a_call_is_in_doubt_from_its_start_on(tap: Tap, key: str) -> None:
     assert post_empty(f"{key}-2", "/pay/hold").status_code == 500
     assert post_empty(f"{key}-2", "/pay/hold").json()["title"] == "The outcome for this Idempotency-Key is unknown"
     assert GATEWAY.calls == 0
+
+
+def test_a_view_that_catches_the_lost_start_does_not_complete_the_key(tap: Tap, key: str) -> None:
+    """Its worker knows of no doubt. The row counts the start, so the key fails, and a person sees it."""
+
+    def catches(request: Any) -> str:
+        try:
+            request.idempotency.call("charge", GATEWAY.charge, "k")
+        except OperationalError:
+            connection.close()
+            return "sorry"
+        return "charged"
+
+    HOOKS["view"] = catches
+    post_empty(key, "/hooked/hold")
+    messages = tap.take()
+    start = next(n for n, text in enumerate(messages, 1) if "idempotencystep" in text and "INSERT" in text)
+    commit = next(n for n, text in enumerate(messages, 1) if n >= start and "COMMIT" in text)
+    GATEWAY.reset()
+    tap.lose_answer(commit)
+    answer = post_empty(f"{key}-2", "/hooked/hold")
+    assert (answer.status_code, answer.json(), GATEWAY.calls) == (201, {"result": "sorry"}, 0)
+    lost = IdempotencyKey.objects.get(key=f"{key}-2")
+    assert (lost.status, lost.unknown, needs_attention().count()) == ("failed", 1, 1)
+    assert lost.last_error == "The work answered, and it is unknown whether one of its steps took effect."
+    assert post_empty(f"{key}-2", "/hooked/hold").status_code == 409
 
 
 def test_a_claim_drops_a_broken_connection(tap: Tap) -> None:
