@@ -135,7 +135,7 @@ class TestStoreContract:
         """A result is never kept for a row that is gone."""
         claimed = store.claim(a_claim())
         IdempotencyKey.objects.all().delete()
-        with pytest.raises(ClaimLost, match="the view has caught a deadlock or a lock timeout, deleted the row"):
+        with pytest.raises(ClaimLost, match="raw ROLLBACK, caught a deadlock or a lock timeout, deleted the row"):
             store.release(claimed) if action == "release" else store.complete(claimed, SNAPSHOT)
 
     def test_a_recovery_claims_no_key_that_is_gone_or_completed(self, store: Store) -> None:

@@ -47,7 +47,7 @@ def ask(operation: Any) -> None:
 
 
 PROJECT: dict[str, Any] = {
-    "TTL": 3600,
+    "TTL": 8 * 24 * 3600,
     "REQUIRED": False,
     "METHODS": ("PUT",),
     "WAIT": 1,
@@ -125,7 +125,7 @@ def test_each_pair_of_defaults_can_be_resolved(declared: dict[str, Any]) -> None
         leased = bool(declared) or "LEASE" in given
         assert (options.lease is not None, options.policy) == (
             leased,
-            (given.get("ON_ABANDONED", "retry") if leased else None),
+            (given.get("ON_ABANDONED", "retry-keyed") if leased else None),
         )
         assert options.reconcile is (given.get("RECONCILE") if "operation" in declared else None)
         assert options.in_progress_status == (given.get("IN_PROGRESS_STATUS", 409) if leased else 409)

@@ -22,6 +22,7 @@ from ...models import IdempotencyKey
 from ..conf import Options, get_settings
 from ..protocol.digests import Identity
 from ..protocol.outcomes import Headers, Snapshot
+from ..stores.journal import steps_of
 from ..stores.states import EXPIRED, Clock, Seen
 from .problems import IN_PROGRESS, RETRY_AFTER
 
@@ -172,7 +173,7 @@ def _state(alias: str, key_hash: int, scope_hash: int) -> dict[str, Any] | None:
     row = rows.exclude(EXPIRED.condition).annotate(now=Clock()).defer("headers", "body").first()
     if row is None:
         return None
-    steps = row.steps.using(alias).exclude(finished_at=None).order_by("pk")
+    steps = steps_of(alias, row).exclude(finished_at=None).order_by("pk")
     return {
         "status": ABANDONED if Seen(row, row.now).abandoned else row.status,
         "attempt": row.attempt,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -46,15 +47,9 @@ def test_a_call_that_reconcile_has_made_in_vain_can_be_made_again() -> None:
         with pytest.raises(Broken):
             operation.call("refund", breaks)
 
+    of: dict[str, Any] = {"scope": "s", "key": "k", "operation": "pay", "lease": 60, "on_abandoned": "retry"}
     with pytest.raises(Broken):
-        run_once(lambda operation: operation.call("charge", breaks), scope="s", key="k", operation="pay", lease=60)
-    made = run_once(
-        lambda operation: operation.call("refund", lambda: "refunded"),
-        scope="s",
-        key="k",
-        operation="pay",
-        lease=60,
-        reconcile=ask,
-    )
+        run_once(lambda operation: operation.call("charge", breaks), **of)
+    made = run_once(lambda operation: operation.call("refund", lambda: "refunded"), reconcile=ask, **of)
     assert made.value == "refunded"
     assert IdempotencyStep.objects.get(name="refund").attempt == 2

@@ -6,18 +6,23 @@ In a database of its own, beside the tests' one: so threads and transactions are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 from django.db.models import F
+from django.utils import timezone
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed
+from django_idempotency.engine.request.responses import status_url
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
+from django_idempotency.maintenance.erasure import forget
+from django_idempotency.maintenance.facts import facts_of
 from django_idempotency.maintenance.resolution import release_for_retry
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim, expire, granted
 from tests.contracts.leased import (
     _clean,
@@ -27,6 +32,10 @@ from tests.contracts.leased import (
 )
 from tests.contracts.races import attempt, finish, store, test_one_of_twenty_wins
 from tests.contracts.stores import TestStoreContract
+from tests.http import post_empty
+from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leases import as_if_killed, breaks
+from tests.shopapp.models import Order
 
 __all__ = [  # tests and their fixtures, run once more
     "TestStoreContract",
@@ -169,3 +178,42 @@ def test_a_decision_is_about_the_row_that_was_read(store: Store) -> None:
     IdempotencyKey.objects.update(id=1)
     release_for_retry(IdempotencyKey.objects.get(key="two"))
     assert [key.decisions is None for key in IdempotencyKey.objects.order_by("key")] == [True, False]
+
+
+class TestTwoLeasedKeysWithOneId:
+    """One is done, and the worker of the other has died after its charge."""
+
+    @pytest.fixture(autouse=True)
+    def _one_id(self) -> None:
+        GATEWAY.reset()
+        HOOKS["between"] = breaks
+        assert post_empty("living").status_code == 500
+        as_if_killed()
+        HOOKS.clear()
+        assert post_empty("done").status_code == 201
+        IdempotencyKey.objects.update(id=7)
+        IdempotencyStep.objects.update(key_id=7)
+
+    def test_each_has_its_own_steps_in_the_facts(self) -> None:
+        """The admin, the commands and the decisions are made of these."""
+        done, living = facts_of(IdempotencyKey.objects.order_by("key"), results=True)
+        assert (done.finished, living.finished) == (["charge", "order"], ["charge"])
+        assert [step.key_hash for step in living.steps] == [living.row.key_hash]
+
+    def test_the_status_page_names_the_steps_of_its_own_key(self, client: Any) -> None:
+        """The names could be those of another caller's operation."""
+        living = IdempotencyKey.objects.get(key="living")
+        page = client.get(status_url("default", living.key_hash, living.scope_hash, living.created_at))
+        assert page.json()["steps"] == ["charge"]
+
+    @pytest.mark.parametrize("deletion", ["cleanup", "forget"])
+    def test_the_living_one_keeps_its_steps_when_the_other_goes(self, deletion: str) -> None:
+        """Without them, its retry would charge again."""
+        done = IdempotencyKey.objects.get(key="done")
+        IdempotencyKey.objects.filter(key="done").update(expires_at=timezone.now() - timedelta(days=2))
+        gone = cleanup_idempotency_keys() if deletion == "cleanup" else forget(done.scope, "done")
+        assert gone.deleted == 1
+        assert IdempotencyKey.objects.get().key == "living"
+        assert IdempotencyStep.objects.get().name == "charge"
+        assert post_empty("living").json()["attempt"] == 2
+        assert (GATEWAY.calls, len(GATEWAY.charges), Order.objects.count()) == (2, 2, 2)
