@@ -19,7 +19,8 @@ from django.utils.translation import gettext_lazy as _
 from .engine.protocol import digests
 from .engine.protocol.key_syntax import InvalidKey, is_uuid, parse_header
 
-__all__ = ["InvalidKey", "KeyReader", "derived_key", "from_form_field", "from_header", "is_uuid", "key_reference"]
+__all__ = ["InvalidKey", "KeyReader", "caller_scope", "derived_key", "from_form_field", "from_header"]
+__all__ += ["is_uuid", "key_reference"]
 
 FORM_FIELD = "idempotency_key"
 """The name of the field that `{% idempotency_key %}` renders."""
@@ -75,6 +76,28 @@ def from_header(name: str) -> KeyReader:
         return None if value is None else parse_header(value)
 
     return KeyReader(read=read, source=format_lazy(_("the request header {name}"), name=name))
+
+
+def caller_scope(request: Any) -> str:
+    """Return the scope that a request has if the option `scope` is not set.
+
+    Start your own `scope` function from it, so that callers whom the package tells apart stay apart: `request.user`
+    alone knows nothing of tokens, of the clients that act for a user, or of anonymous callers. Inside a `scope`
+    function, it honours the endpoint's `anonymous`; elsewhere, the project's.
+
+    To load the user, Django or your project can run queries.
+
+    Args:
+        request: the request that your `scope` function gets.
+
+    Raises:
+        PermissionDenied: the caller cannot be told apart: nothing identifies it under `anonymous="refuse"`, or its
+            `Authorization` may change with each request. Inside of a `scope` function, the package answers 403 itself.
+        IdempotencyConfigurationError: the user or the token does not identify the caller.
+    """
+    from .engine.request import adapters  # settings.py may import this module, before there are models
+
+    return adapters.caller_scope(request)
 
 
 def key_reference(key: str) -> str:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from django.http import HttpResponse, HttpResponseNotFound
 from shop.models import Order
 
+from django_idempotency.keys import caller_scope
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 
 TENANTS = {"acme.example": "acme", "globex.example": "globex"}
@@ -43,6 +44,6 @@ def tenants(get_response):
     return middleware
 
 
-def tenant_and_user(request):
-    """The scope of each protected view: `@idempotent(scope=tenant_and_user)`."""
-    return f"{tenant.get()}:{request.user.pk or 'anonymous'}"
+def tenant_and_caller(request):
+    """The scope of each protected view: `@idempotent(scope=tenant_and_caller)`."""
+    return f"{tenant.get()}:{caller_scope(request)}"

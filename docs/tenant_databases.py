@@ -9,6 +9,7 @@ from django_isolated_tenants.conf import get_provider
 from django_isolated_tenants.connections import register_database
 from shop.models import Order
 
+from django_idempotency.keys import caller_scope
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 
 
@@ -21,8 +22,8 @@ class ByTenant:
     db_for_read = db_for_write
 
 
-def tenant_and_user(request):
-    return f"{request.tenant.identifier}:{request.user.pk or 'anonymous'}"
+def tenant_and_caller(request):
+    return f"{request.tenant.identifier}:{caller_scope(request)}"
 
 
 def clean_up():

@@ -31,7 +31,7 @@ from ..engine.declare.registry import MARK, Declaration, declare, given
 from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
-from ..engine.request.adapters import Adapter
+from ..engine.request.adapters import RUNNING, Adapter
 from ..engine.request.callers import auth_scope
 from ..engine.request.view_call import ViewCall
 from ..engine.stores import alias_of
@@ -39,8 +39,6 @@ from ..exceptions import IdempotencyConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
 WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
-RUNNING = "_idempotency_ninja"
-"""The attribute of a request that holds the running operation."""
 UNANSWERED = "_idempotency_unanswered"
 """The attribute of a request that holds an exception which the API's handlers have raised."""
 
@@ -163,22 +161,7 @@ class NinjaViewCall(ViewCall):
     operation: Operation
 
     def authenticated(self) -> str | None:
-        """Return a text that identifies the caller. If the authentication has found no caller, return None."""
-        auth = getattr(self.request, "auth", None)
-        if not auth or getattr(auth, "is_authenticated", True) is False:
-            return None
-        if isinstance(auth, str):
-            # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator has returned
-            # this text. The session authenticators of Django Ninja never return a text, so this code ignores these
-            # authenticators.
-            callbacks = self.operation.auth_callbacks
-            count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
-            if count > 1:
-                raise IdempotencyConfigurationError(
-                    f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
-                    "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
-                )
-        return auth_scope(auth)
+        return ADAPTER.authenticated(self.request)
 
     def ready(self, response: Any) -> HttpResponseBase:
         """Convert the operation's result into a response, in the same way as Django Ninja does.
@@ -212,6 +195,24 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
 
 class NinjaAdapter(Adapter):
     """The calls of Django Ninja's operations are made by `idempotent_operation`, which knows the operation."""
+
+    def authenticated(self, request: Any) -> str | None:
+        """Return a text that identifies the caller. If the authentication has found no caller, return None."""
+        auth = getattr(request, "auth", None)
+        if not auth or getattr(auth, "is_authenticated", True) is False:
+            return None
+        if isinstance(auth, str):
+            # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator has returned
+            # this text. The session authenticators of Django Ninja never return a text, so this code ignores these
+            # authenticators.
+            callbacks = getattr(request, RUNNING).auth_callbacks
+            count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
+            if count > 1:
+                raise IdempotencyConfigurationError(
+                    f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
+                    "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
+                )
+        return auth_scope(auth)
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
         """Return what the base class says. The callback of a URL is a closure, which contains a `PathView` object with

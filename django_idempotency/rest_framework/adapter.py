@@ -70,17 +70,7 @@ class RestFrameworkViewCall(ViewCall):
             raise Unparsable from error
 
     def authenticated(self) -> str | None:
-        """Return the scope of a request that has a token, but no user. For every other request, return None."""
-        request: Any = self.asked_with
-        if request.auth is None or is_authenticated(request.user):
-            return None
-        if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return None  # the request has no token, so `request.auth` is UNAUTHENTICATED_TOKEN
-        kind = type(request.successful_authenticator)
-        # The REST framework's own authenticators never set `request.auth` to a string. So this line counts only
-        # authenticators of other packages and of the project.
-        several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
-        return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
+        return ADAPTER.authenticated(self.asked_with)
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase]:
         """Return the rendered response that the REST framework makes for an exception.
@@ -142,6 +132,18 @@ class RestFrameworkAdapter(Adapter):
         self, request: Any, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
     ) -> RestFrameworkViewCall:
         return RestFrameworkViewCall(request._request, view, args, kwargs, options, asked_with=request)
+
+    def authenticated(self, request: Any) -> str | None:
+        """Return the scope of a request that has a token, but no user. For every other request, return None."""
+        if request.auth is None or is_authenticated(request.user):
+            return None
+        if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
+            return None  # the request has no token, so `request.auth` is UNAUTHENTICATED_TOKEN
+        kind = type(request.successful_authenticator)
+        # The REST framework's own authenticators never set `request.auth` to a string. So this line counts only
+        # authenticators of other packages and of the project.
+        several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
+        return auth_scope(request.auth, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def response(self, returned: Any, target: Any) -> HttpResponseBase:
         """Render a response with the view's own JSON renderer, or with the framework's.

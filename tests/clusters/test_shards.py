@@ -65,13 +65,13 @@ def shop(documented: Callable[[str], ModuleType], serve: Any) -> Iterator[Simple
     charges: list[str] = []
 
     @csrf_exempt
-    @idempotent(scope=shards.tenant_and_user)
+    @idempotent(scope=shards.tenant_and_caller)
     def create_order(request: HttpRequest) -> HttpResponse:
         order = Order.objects.create(reference=shards.tenant.get())
         return JsonResponse({"id": order.pk}, status=201)
 
     @csrf_exempt
-    @idempotent(scope=shards.tenant_and_user, lease=60)
+    @idempotent(scope=shards.tenant_and_caller, lease=60)
     def pay(request: HttpRequest) -> HttpResponse:
         operation = get_operation(request)
         operation.call("charge", charges.append, operation.derive_key("charge"))

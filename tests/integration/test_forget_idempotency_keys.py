@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -65,6 +66,22 @@ def test_a_user_has_a_name() -> None:
     create_key(scope=scope_of_user(user))
     assert forgotten("--user=ada", "--apply") == (0, f"Forgot 1 key of {scope_of_user(user)}.\n")
     assert forgotten("--user=bob", "--apply") == (1, "There is no user 'bob'.")
+
+
+def test_a_user_under_a_scope_of_the_project_is_refused(settings: Any) -> None:
+    """It would find nothing, and look as if there was nothing. The scope itself finds the keys."""
+    UserFactory(username="ada")
+    create_key(scope="acme:user:auth.User:1")
+    settings.IDEMPOTENCY = {"SCOPE": "tests.security.caller_urls.tenant_and_caller"}
+    status, text = forgotten("--user=ada", "--apply")
+    assert (status, text.startswith("--user='ada': IDEMPOTENCY['SCOPE'] is <function tenant_and_caller at ")) == (
+        1,
+        True,
+    )
+    assert text.endswith(
+        "Pass --scope with what this function returns for the user, or with the scope that the admin shows."
+    )
+    assert forgotten("--scope=acme:user:auth.User:1", "--apply") == (0, "Forgot 1 key of acme:user:auth.User:1.\n")
 
 
 def test_an_operation_alone_is_refused() -> None:

@@ -227,6 +227,7 @@ def clients() -> dict[str, list[str]]:
         "REST framework": (Order.as_view(), None),
         "REST framework, with a user": (Order.as_view(), "ada"),
         "middleware": (without_user(OAuth2TokenMiddleware(order)), "bea"),
+        "a middleware that keeps no token": (without_user(only_the_user(order)), "dan"),
         "both middlewares": (without_user(OAuth2TokenMiddleware(OAuth2ExtraTokenMiddleware(order))), "cleo"),
     }
     found: dict[str, list[str]] = {}
@@ -242,6 +243,18 @@ def clients() -> dict[str, list[str]]:
         found[way] = [*replayed, *(re.sub(r"\d+", "N", scope) for scope in scopes)]
         IdempotencyKey.objects.all().delete()
     return found
+
+
+def only_the_user(get_response: Any) -> Any:
+    """As with a subclass of the package's backend, and an authenticator that returns the token's user."""
+
+    def middleware(request: Any) -> Any:
+        from oauth2_provider.oauth2_backends import get_oauthlib_core
+
+        request.user = get_oauthlib_core().verify_request(request, scopes=[])[1].user
+        return get_response(request)
+
+    return middleware
 
 
 def tokens(user: Any) -> Iterator[str]:

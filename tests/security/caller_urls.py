@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64encode
 from importlib.util import find_spec
 from typing import Any
 
 from django.contrib.auth.middleware import RemoteUserMiddleware
-from django.contrib.auth.models import AnonymousUser, Group
+from django.contrib.auth.models import AnonymousUser, Group, User
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
 from django_idempotency import idempotent
+from django_idempotency.keys import caller_scope
 from tests.settings import REST_FRAMEWORK_INSTALLED
 
 NINJA_INSTALLED = find_spec("ninja") is not None
@@ -27,6 +30,11 @@ def plain(request: HttpRequest) -> JsonResponse:
     return JsonResponse(secret())
 
 
+@idempotent
+async def awaited(request: HttpRequest) -> JsonResponse:
+    return JsonResponse(secret())
+
+
 @idempotent(scope=lambda request: request.GET["tenant"])
 def tenant(request: HttpRequest) -> JsonResponse:
     return JsonResponse(secret())
@@ -38,7 +46,31 @@ class ForwardedUserMiddleware(RemoteUserMiddleware):
     header = "HTTP_X_FORWARDED_USER"
 
 
-urlpatterns = [path("plain", plain), path("tenant", tenant)]
+def awaited_user(get_response: Any) -> Any:
+    """A middleware that sets no more than what Django's own asynchronous decorators ask for."""
+
+    def middleware(request: Any) -> Any:
+        async def auser() -> Any:
+            return (await User.objects.aget_or_create(username=name))[0]
+
+        if name := request.headers.get("X-Awaited-User"):
+            request.auser = auser
+        return get_response(request)
+
+    return middleware
+
+
+def jwt(client: str, claim: str = "azp") -> str:
+    """A JWT. The signature is the business of whoever authenticates the user."""
+    claims = urlsafe_b64encode(json.dumps({claim: client}).encode()).rstrip(b"=").decode()
+    return f"e30.{claims}.c2ln"
+
+
+def tenant_and_caller(request: HttpRequest) -> str:
+    return f"acme:{caller_scope(request)}"
+
+
+urlpatterns = [path("plain", plain), path("awaited", awaited), path("tenant", tenant)]
 
 if REST_FRAMEWORK_INSTALLED:
     from rest_framework.authentication import (
@@ -105,6 +137,12 @@ if NINJA_INSTALLED:
         def authenticate(self, request: HttpRequest, token: str) -> str:
             return token
 
+    class Member(HttpBearer):
+        """It returns the token's user, and keeps the token nowhere."""
+
+        def authenticate(self, request: HttpRequest, token: str) -> Any:
+            return User.objects.get_or_create(username="ada")[0]
+
     class ShopKey(APIKeyHeader):
         param_name = "X-Shop-Key"
 
@@ -119,6 +157,6 @@ if NINJA_INSTALLED:
 
         return idempotent_operation(run)
 
-    for name, auth in {"bearer": Bearer(), "key": ShopKey(), "session": django_auth}.items():
+    for name, auth in {"bearer": Bearer(), "member": Member(), "key": ShopKey(), "session": django_auth}.items():
         api.post(f"/{name}", auth=auth, operation_id=name)(operation())
     urlpatterns.append(path("ninja/", api.urls))

@@ -44,6 +44,7 @@ def test_no_replay_skips_a_check_that_has_changed_its_mind(package: str, outcome
         ("REST framework", ""),
         ("REST framework, with a user", "for:user:auth.User:N+"),
         ("middleware", "for:user:auth.User:N+"),
+        ("a middleware that keeps no token", "for:user:auth.User:N+"),
         ("both middlewares", "for:user:auth.User:N+"),
     ],
 )

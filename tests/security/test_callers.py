@@ -79,6 +79,7 @@ WAYS: dict[str, Callable[[str], Send]] = {
     # A gateway in front sends the same Authorization for everybody.
     "X-Api-Key behind a gateway": by_header("/plain", "HTTP_X_API_KEY", HTTP_AUTHORIZATION="Basic Z2F0ZXdheQ=="),
     "REMOTE_USER": by_header("/plain", "REMOTE_USER"),
+    "request.auser": by_header("/awaited", "HTTP_X_AWAITED_USER"),
     "X-Forwarded-User": by_header("/plain", "HTTP_X_FORWARDED_USER"),
 }
 if REST_FRAMEWORK_INSTALLED:
@@ -93,6 +94,9 @@ if caller_urls.NINJA_INSTALLED:
     WAYS |= {
         "Ninja, session": by_session("/ninja/session"),
         "Ninja, Bearer": by_header("/ninja/bearer", "HTTP_AUTHORIZATION", "Bearer {}"),
+        "Ninja, two clients of one user": lambda who: sender(
+            "/ninja/member", HTTP_AUTHORIZATION=f"Bearer {caller_urls.jwt(who)}"
+        ),
         "Ninja, a key of its own": by_header("/ninja/key", "HTTP_X_SHOP_KEY"),
     }
 PROXIES = {
@@ -107,6 +111,7 @@ def pair(request: pytest.FixtureRequest, settings: Any) -> tuple[Send, Send]:
     if request.param in PROXIES:
         settings.MIDDLEWARE = [*settings.MIDDLEWARE, PROXIES[request.param]]
         settings.AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.RemoteUserBackend"]
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.security.caller_urls.awaited_user"]
     make = WAYS[request.param]
     alice, bob = make("alice"), make("bob")
     for send in (alice, bob):
@@ -118,8 +123,12 @@ def told(response: Any) -> tuple[int, str, str]:
     return response.status_code, response.json().get("secret", ""), response.headers["Idempotency-Replayed"]
 
 
-def test_c31_one_key_of_two_callers_is_two_rows_and_no_leak(pair: tuple[Send, Send]) -> None:
-    """Each runs once and is replayed its own answer."""
+@pytest.mark.parametrize("setting", [{}, {"SCOPE": caller_urls.tenant_and_caller}], ids=["default", "a tenant's"])
+def test_c31_one_key_of_two_callers_is_two_rows_and_no_leak(
+    pair: tuple[Send, Send], settings: Any, setting: dict[str, Any]
+) -> None:
+    """Each runs once and is replayed its own answer, also under a project's scope that starts from caller_scope."""
+    settings.IDEMPOTENCY = setting
     alice, bob = pair
     answers = [told(send()) for send in (alice, bob, alice, bob)]
     assert answers == [

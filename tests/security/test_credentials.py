@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, User
 from django.contrib.sessions.backends import signed_cookies
+from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import HttpRequest
 from django.test import Client, RequestFactory
 from django.test.utils import isolate_apps
 from django.utils.functional import SimpleLazyObject
 
-from django_idempotency import IdempotencyConfigurationError, run_once
+from django_idempotency import Idempotency, IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request import pipeline
 from django_idempotency.engine.request.callers import acting_for, auth_scope, scope_of
+from django_idempotency.engine.request.problems import Refused
+from django_idempotency.keys import caller_scope
 from django_idempotency.maintenance import scope_of_user
 from django_idempotency.maintenance.erasure import forget_scope
 from django_idempotency.models import IdempotencyKey
@@ -302,3 +305,69 @@ def test_a_csrf_secret_that_was_not_checked_does_not_count(rf: RequestFactory, s
     assert str(scope_of(checked_form(rf, sessionid="b"), resolve())).startswith("session:")
     settings.CSRF_USE_SESSIONS = True
     assert str(scope_of(checked_form(rf, csrftoken="a", sessionid="b"), resolve())).startswith("session:")
+
+
+# --- what identifies nobody
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer null"},
+        {"Authorization": "bearer undefined"},
+        {"Authorization": "Token None"},
+        {"Authorization": "null"},
+        {"Authorization": "Basic Og=="},
+        {"X-Api-Key": "undefined"},
+        {"X-Api-Key": ""},
+        {"Authorization": "Bearer null", "X-Api-Key": "null"},
+    ],
+)
+def test_a_placeholder_is_no_credential(rf: RequestFactory, headers: dict[str, str]) -> None:
+    """A script sends it for every guest, so guests with a session stay apart, and "refuse" refuses the others."""
+    assert scope(rf, **headers) == "anonymous"
+    assert {scope(rf, Cookie=f"sessionid={name}", **headers) for name in "ab"} == {
+        scope(rf, Cookie=f"sessionid={name}") for name in "ab"
+    }
+    with pytest.raises(Refused):
+        scope_of(rf.post("/", headers=headers), resolve(Idempotency(anonymous="refuse")))
+
+
+@pytest.mark.parametrize(("name", "value"), [("X-Api-Key", "{}"), ("Authorization", "Bearer {}")])
+@pytest.mark.parametrize("key", ["pk_live_a", "pk_test_a", "sb_publishable_a"])
+def test_a_publishable_key_identifies_no_caller(rf: RequestFactory, name: str, value: str, key: str) -> None:
+    """Every browser of a shop sends it. It still tells shops apart."""
+    shop, other = {name: value.format(key)}, {name: value.format(f"{key}b")}
+    sessions = [scope(rf, Cookie=f"sessionid={visitor}", **of) for visitor in "ab" for of in (shop, other)]
+    assert len({*sessions, scope(rf, **shop), scope(rf, **other)}) == 6
+    refusing = resolve(Idempotency(anonymous="refuse"))
+    with pytest.raises(Refused):
+        scope_of(rf.post("/", headers=shop), refusing)
+    assert scope_of(rf.post("/", headers={**shop, "Cookie": "sessionid=a"}), refusing) == sessions[0]
+    secret = {"Authorization": "Bearer secret", "X-Api-Key": "pk_live_a"}
+    assert scope(rf, Cookie="sessionid=a", **secret) == scope(rf, **secret)
+
+
+def test_a_project_names_its_publishable_keys(rf: RequestFactory, settings: Any) -> None:
+    """The package cannot know them. Those of the default are not added."""
+    settings.IDEMPOTENCY = {"PUBLISHABLE_KEYS": ["shop-front-"]}
+    fronts = {scope(rf, Cookie=f"sessionid={name}", **{"X-Api-Key": "shop-front-1"}) for name in "ab"}
+    partners = {scope(rf, Cookie=f"sessionid={name}", **{"X-Api-Key": "pk_live_1"}) for name in "ab"}
+    assert (len(fronts), len(partners)) == (2, 1)
+
+
+# --- caller_scope
+
+
+def test_a_scope_that_starts_from_caller_scope_keeps_callers_apart(rf: RequestFactory, settings: Any) -> None:
+    """And refuses whom the endpoint refuses; outside of a scope function the project's default does, with 403."""
+    tenant = resolve(Idempotency(scope=lambda request: f"acme:{caller_scope(request)}"))
+    keys = [rf.post("/", headers={"X-Api-Key": name}) for name in "ab"]
+    assert [scope_of(request, tenant) for request in keys] == [f"acme:{scope_of(one, resolve())}" for one in keys]
+    assert scope_of(rf.post("/"), tenant) == "acme:anonymous"
+    with pytest.raises(Refused):
+        scope_of(rf.post("/"), resolve(Idempotency(scope=caller_scope, anonymous="refuse")))
+    assert caller_scope(rf.post("/")) == "anonymous"
+    settings.IDEMPOTENCY = {"ANONYMOUS": "refuse", "SCOPE": caller_scope}
+    with pytest.raises(PermissionDenied, match="Only callers who can be told apart"):
+        caller_scope(rf.post("/"))

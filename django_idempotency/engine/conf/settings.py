@@ -33,6 +33,7 @@ class Settings:
         docs_url: the project's page about its keys. Error answers link to the page in `type` and `Link`.
         key_validator: `callable(key) -> bool`. False (or a ValidationError) answers 400.
         credential_headers: request headers that identify a caller without a user. All sent headers are used together.
+        publishable_keys: how credentials begin that every browser of a site sends, and that so identify no caller.
         harmless_decorators: decorators that decide nothing about the caller, so they may stand below the protection.
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
@@ -50,6 +51,7 @@ class Settings:
     docs_url: str | None = setting(None, check.or_none(check.of_type(str)))
     key_validator: Callable[[str], Any] | None = setting(None, check.or_none(check.called))
     credential_headers: tuple[str, ...] = setting(("Authorization", "X-Api-Key"), check.SEVERAL)
+    publishable_keys: tuple[str, ...] = setting(("pk_live_", "pk_test_", "sb_publishable_"), check.SEVERAL)
     harmless_decorators: tuple[str, ...] = setting((), check.SEVERAL)
     error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))
     require_quoted_key: bool = setting(False, check.of_type(bool))

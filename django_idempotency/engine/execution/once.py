@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from functools import lru_cache
@@ -102,6 +102,8 @@ def run_once(
     if not get_settings().enabled:
         with nullcontext() if leased else transaction.atomic(using=alias):
             operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
+            with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random
+                operation._derives_from = _identity(scope, operation_name(work, resolved.operation), key)
             return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
     warn_of_gateways(identity.operation, resolved)

@@ -46,6 +46,8 @@ class Operation:
     request: Any = None
     _lease: float = 0
     _namespace: UUID | None = None
+    _derives_from: Identity | None = None
+    """The caller's key of work that runs while the protection is off: a gateway still recognizes its retry."""
     _keyed: frozenset[str] = frozenset()
     """The names of the steps for which the work has asked for a derived key."""
     _doubts: Set[str] = frozenset()
@@ -109,12 +111,13 @@ class Operation:
     def derive_key(self, name: str) -> str:
         """Return a UUID as the idempotency key of an external call. Every attempt gets the same UUID for the same name.
 
-        If the operation has no key, a retry gets a different UUID, because the package cannot recognise the retry.
+        That is so while the protection is off, too (`ENABLED`, `observe`), as long as the request has a key. If it has
+        none, a retry gets a different UUID, because the package cannot recognise the retry.
         """
         _check(name)
         self._keyed |= {name}
-        if self._identity is not None:
-            return derived_key(self._identity, name)
+        if (identity := self._identity or self._derives_from) is not None:
+            return derived_key(identity, name)
         self._namespace = self._namespace or uuid4()
         return str(uuid5(self._namespace, name))
 

@@ -7,7 +7,7 @@ package meets the first object of that framework, because the adapter imports th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -15,12 +15,16 @@ from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from ..conf import Options
+from .callers import default_scope
 from .view_call import ViewCall
 
 REGISTERED = {
     "ninja": "django_idempotency.ninja.operations.ADAPTER",
     "rest_framework": "django_idempotency.rest_framework.adapter.ADAPTER",
 }
+
+RUNNING = "_idempotency_ninja"
+"""The attribute of a request that holds Django Ninja's running operation."""
 
 
 class Adapter:
@@ -38,6 +42,10 @@ class Adapter:
     ) -> ViewCall:
         """Return one call of a protected view, which has got this request."""
         return ViewCall(request, view, args, kwargs, options)
+
+    def authenticated(self, request: Any) -> str | None:
+        """Return the scope of the caller whom the framework's own authentication has found, or None."""
+        return None
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Any]] | None:
         """Return the HTTP method, the name and the declaration of each operation behind the callback of a URL. Return
@@ -62,6 +70,11 @@ def adapter_of(*candidates: Any) -> Adapter:
         for name in homes.intersection(REGISTERED):
             return _imported(REGISTERED[name])
     return DJANGO
+
+
+def caller_scope(request: Any) -> str:
+    adapter = adapter_of(request, getattr(request, RUNNING, None))
+    return default_scope(request, partial(adapter.authenticated, request))
 
 
 @lru_cache

@@ -4,7 +4,10 @@ scopes never share a key or a response.
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -13,11 +16,13 @@ from urllib.parse import quote
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.contrib.sessions.backends import signed_cookies
+from django.core.exceptions import PermissionDenied
 from django.db import DEFAULT_DB_ALIAS, router
-from django.db.models import Model
+from django.db.models import ForeignKey, Model
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Options, get_settings, meta_name
+from ..conf import Options, get_settings, meta_name, resolve
+from ..execution.bridge import synchronous
 from .problems import Refused, anonymous_refused, credential_refused
 
 SCHEMES = frozenset(
@@ -28,12 +33,22 @@ SCHEMES = frozenset(
 )
 """Authorization schemes, in lower case, whose value is the same in a request and in its retry. With other schemes, such
 as Digest, DPoP and HMAC signatures, a retry has a new value, so the retry would look like another caller."""
+PLACEHOLDERS = frozenset({"", "null", "undefined", "none", "og=="})
+"""What clients send in place of a credential that they don't have, in lower case. `Og==` is Basic's empty name and
+password."""
 ANONYMOUS = "anonymous"
-OAUTH_BACKEND = "oauth2_provider.backends.OAuth2Backend"
-ACCESS_TOKEN = ("oauth2_provider.models", "AbstractAccessToken")
+DJANGO_AUSER = "django.contrib.auth.middleware"
+"""The module of the `auser` that Django sets beside `request.user`, and that finds the same user."""
+ACCESS_TOKENS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
+"""The models whose rows are access tokens: a client gets a new row before a retry, so the row is not the caller."""
+CLIENTS = ("application", "client")
+"""What OAuth packages call the foreign key, or the model, of the client that a token was issued to."""
+_asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
 
-def scope_of(request: Any, options: Options, authenticated: Callable[[], str | None] | None = None) -> str:
+def scope_of(
+    request: Any, options: Options, authenticated: Callable[[], str | None] | None = None, *, default: bool = False
+) -> str:
     """Return the scope of the caller who has sent this request.
 
     This function reads `request.user`. To load the user, Django or the project can run queries.
@@ -42,28 +57,56 @@ def scope_of(request: Any, options: Options, authenticated: Callable[[], str | N
         request: the request that option callables get.
         options: the resolved options.
         authenticated: returns the scope of the caller whom the framework's own authentication has found, or None.
+        default: ignore the project's `scope=`.
 
     Raises:
         IdempotencyConfigurationError: the project's `scope=`, or the project's user object, does not identify the
             caller.
         Refused: the caller cannot be told apart.
     """
-    if options.scope is not None:
-        scope = options.scope(request)
+    if options.scope is not None and not default:
+        token = _asked_for.set(options)
+        try:
+            scope = options.scope(request)
+        finally:
+            _asked_for.reset(token)
         if not isinstance(scope, str) or not scope:
             raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
         return scope
     if authenticated is not None and (found := authenticated()) is not None:
-        return found
+        # Where the framework's authentication has found a user and not a token, the token may name a client.
+        client = _client(request) if hasattr(request.auth, "is_authenticated") else None
+        return found if client is None else acting_for(found) + client
     user = getattr(request, "user", None)
-    if user is not None and is_authenticated(user):
-        client = _client(request, user)
+    if user is None or not is_authenticated(user):
+        auser = getattr(request, "auser", None)
+        if auser is not None and getattr(getattr(auser, "func", None), "__module__", "") != DJANGO_AUSER:
+            # An asynchronous middleware may set only this, and `login_required` of an `async def` view asks only this.
+            user = synchronous(auser)()
+            user = user if is_authenticated(user) else None
+        else:
+            user = None
+    if user is not None:
+        client = _client(request)
         return scope_of_user(user) if client is None else acting_for(scope_of_user(user)) + client
-    if (credential := _credential(request)) is not None:
-        return credential
-    if options.anonymous == "refuse":
-        raise Refused(anonymous_refused())
-    return ANONYMOUS
+    return _credential(request, options)
+
+
+def default_scope(request: Any, authenticated: Callable[[], str | None]) -> str:
+    """Return the scope that the request has without the project's `scope=`. Inside of a `scope=` function, `anonymous`
+    is the endpoint's, elsewhere the project's.
+
+    Raises:
+        IdempotencyConfigurationError: as `scope_of`.
+        PermissionDenied: the caller cannot be told apart, and this is not inside of a `scope=` function.
+    """
+    options = _asked_for.get()
+    try:
+        return scope_of(request, options or resolve(), authenticated, default=True)
+    except Refused as refused:
+        if options is not None:
+            raise
+        raise PermissionDenied(refused.problem.detail) from refused
 
 
 def is_authenticated(user: Any) -> bool:
@@ -118,7 +161,7 @@ def _token_scope(token: Model) -> str:
     Raises:
         IdempotencyConfigurationError: the token belongs to no client and no user.
     """
-    client, user = _owner(token, "application"), _owner(token, "user")
+    client, user = client_of(token), _owner(token, token._meta.get_field("user"))
     if client is None and user is None:
         raise IdempotencyConfigurationError(
             f"request.auth is a {token._meta.label} of no application and no user, and a new token would be another "
@@ -127,43 +170,71 @@ def _token_scope(token: Model) -> str:
     return acting_for(user) + client if client and user else str(client or user)
 
 
-def _client(request: Any, user: Any) -> str | None:
-    """Return a text that identifies the user's OAuth client. If no OAuth client acts for the user, return None. If two
-    clients act for the same user, the package treats the clients as two callers.
+def _client(request: Any) -> str | None:
+    """Return a text that identifies the OAuth client that acts for the user, or None. Two clients of one user are two
+    callers, so this looks wherever a token can be: what the framework or the middleware has kept, then the header.
     """
-    token: Any = getattr(request, "auth", None)
-    claims = getattr(token, "payload", token)
-    if isinstance(claims, Mapping) and (name := claims.get("client_id") or claims.get("azp")):  # RFC 9068, OpenID
-        return credential_scope("client", str(name))
+    for name in ("auth", "access_token"):  # the second is set by OAuth2ExtraTokenMiddleware
+        token = getattr(request, name, None)
+        if token is not None and (client := client_of(token)) is not None:
+            return client
+    scheme, _, sent = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() != "bearer":
+        return None
+    if (client := client_of(sent.strip())) is not None:
+        return client
     if not apps.is_installed("oauth2_provider"):
         return None
-    if not _is_access_token(token):
-        token = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware
-    if not _is_access_token(token) and getattr(user, "backend", None) == OAUTH_BACKEND:
-        # OAuth2TokenMiddleware sets `request.user`, but does not store the token. So this code reads the token from the
-        # request again.
-        backends = import_module("oauth2_provider.oauth2_backends")
-        _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
-        token = getattr(verified, "access_token", None)
-    return _owner(token, "application") if _is_access_token(token) else None
+    # Some authenticators and middlewares set only the user, and do not keep the token.
+    backends = import_module("oauth2_provider.oauth2_backends")
+    _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
+    return client_of(getattr(verified, "access_token", None))
 
 
-def _owner(row: Model, name: str) -> str | None:
+def client_of(token: Any) -> str | None:
+    """Return a text that identifies the client that a token names: a row with a foreign key to a client, the claims of
+    a JWT, or the JWT itself, whose signature whoever has authenticated the user has checked. No query runs.
+    """
+    if hasattr(token, "is_authenticated"):
+        return None  # a user, whose own foreign keys say nothing about a token
+    if isinstance(token, Model):
+        for field in token._meta.concrete_fields:
+            if isinstance(field, ForeignKey):
+                names = field.name, field.related_model.__name__.lower()
+                if any(name.endswith(CLIENTS) for name in names) and (client := _owner(token, field)) is not None:
+                    return client
+        return None
+    claims = _claims(token) if isinstance(token, str) else getattr(token, "payload", token)
+    if not isinstance(claims, Mapping) or not (name := claims.get("client_id") or claims.get("azp")):
+        return None
+    return credential_scope("client", str(name))  # RFC 9068, OpenID
+
+
+def _claims(token: str) -> Any:
+    """Return the claims of a JWT, without checking its signature, or None if the text is no JWT."""
+    _, _, rest = token.partition(".")
+    payload, dot, _ = rest.partition(".")
+    try:
+        return json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4))) if dot else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _owner(row: Model, field: Any) -> str | None:
     """Return a text that identifies the target row of a foreign key. If the foreign key is empty, return None. The text
     contains the name of the foreign key. The text also contains the model and the primary key of the target row.
     """
-    field: Any = row._meta.get_field(name)
     value = getattr(row, field.attname)
-    return None if value is None else f"{name}:{_place(field.related_model, row)}:{value}"
+    return None if value is None else f"{field.name}:{_place(field.related_model, row)}:{value}"
 
 
 def _is_access_token(auth: Any) -> bool:
-    """Return whether an object is an access token of django-oauth-toolkit. The project can have its own model for these
+    """Return whether an object is an access token of an OAuth package. The project can have its own model for these
     tokens.
 
-    This function compares only the names of classes, so it does not import django-oauth-toolkit.
+    This function compares only the names of classes, so it imports none of the packages.
     """
-    return any((base.__module__, base.__name__) == ACCESS_TOKEN for base in auth.__class__.__mro__)
+    return any((base.__module__, base.__name__) in ACCESS_TOKENS for base in auth.__class__.__mro__)
 
 
 def scope_of_user(user: Any) -> str:
@@ -214,37 +285,40 @@ def _place(model: Any, row: Model) -> str:
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
-def _credential(request: Any) -> str | None:
+def _credential(request: Any, options: Options) -> str:
     """Return a scope that contains a hash of the client's credentials. So the key table does not contain the
     credentials.
 
     Raises:
-        Refused: the scheme of the Authorization header is not on the list.
+        Refused: nothing identifies the caller, and `anonymous` is "refuse"; or the scheme of the Authorization header
+            is not on the list.
     """
-    sent = {}
-    for header in get_settings().credential_headers:
+    conf, sent, identified = get_settings(), {}, False
+    for header in conf.credential_headers:
         value = request.META.get(meta_name(header), "").strip()
         if value and header.lower() == "authorization":
             value = _authorization(value)
-        if value:
+        if value.lower() not in PLACEHOLDERS:
             sent[header.lower()] = value
-    if sent:
-        # This code makes one hash of all credentials in the request. For example, two tenants can use one gateway. Both
-        # tenants send the same Authorization header, but different API keys. A line feed separates the header values,
-        # because no header value can contain a line feed.
-        return credential_scope("+".join(sent), "\n".join(sent.values()))
-    if (secret := _form_secret(request)) is not None:
-        return credential_scope("csrf", secret)
-    # The scope uses the session cookie that the client has sent, and not the key of `request.session`. A response can
-    # set a new session cookie, but perhaps the client never receives this response. Then the client's retry contains
-    # the old cookie.
-    session = request.COOKIES.get(django_settings.SESSION_COOKIE_NAME)
-    if not session:
-        return None
-    engine = import_module(django_settings.SESSION_ENGINE)
-    if issubclass(engine.SessionStore, signed_cookies.SessionStore):
-        return None  # a signed cookie contains the session's data, so each change of the data changes the cookie
-    return credential_scope("session", session)
+            # What every browser of a shop sends tells shops apart, but not their visitors.
+            identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
+    # This code makes one hash of all credentials in the request. For example, two tenants can use one gateway. Both
+    # tenants send the same Authorization header, but different API keys. A line feed separates the header values,
+    # because no header value can contain a line feed.
+    if not identified:
+        if (secret := _form_secret(request)) is not None:
+            sent["csrf"], identified = secret, True
+        # The scope uses the session cookie that the client has sent, and not the key of `request.session`. A response
+        # can set a new session cookie, but perhaps the client never receives this response. Then the client's retry
+        # contains the old cookie.
+        elif session := request.COOKIES.get(django_settings.SESSION_COOKIE_NAME):
+            engine = import_module(django_settings.SESSION_ENGINE)
+            # A signed cookie contains the session's data, so each change of the data changes the cookie.
+            if not issubclass(engine.SessionStore, signed_cookies.SessionStore):
+                sent["session"], identified = session, True
+    if not identified and options.anonymous == "refuse":
+        raise Refused(anonymous_refused())
+    return credential_scope("+".join(sent), "\n".join(sent.values())) if sent else ANONYMOUS
 
 
 def _authorization(value: str) -> str:
@@ -257,7 +331,7 @@ def _authorization(value: str) -> str:
         return "" if scheme in SCHEMES else first  # the header contains a token without a scheme
     if scheme not in SCHEMES:
         raise Refused(credential_refused())
-    return f"{scheme} {rest[0]}"
+    return "" if rest[0].lower() in PLACEHOLDERS else f"{scheme} {rest[0]}"
 
 
 def _form_secret(request: Any) -> str | None:

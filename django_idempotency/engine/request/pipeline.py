@@ -43,7 +43,7 @@ from ..execution.bridge import NoBridgeAbove, in_thread
 from ..execution.claiming import claim_request, reached
 from ..execution.leased import run_leased
 from ..execution.operation import AtomicOperation, Operation
-from ..protocol.digests import identify
+from ..protocol.digests import Identity, identify
 from ..protocol.error_text import describe
 from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
 from ..protocol.outcomes import (
@@ -81,7 +81,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
     """
     options = call.options
     if call.method not in options.methods or not get_settings().enabled:
-        return pass_through(call)
+        return pass_through(call, _caller_of(call))
     if options.observe:
         return observed(call)
     if hasattr(call.request, "_idempotency_runs"):
@@ -175,9 +175,11 @@ def read_key(request: Any, options: Options) -> str | None:
     return check_dated(key) if options.late_keys == "refuse" else key
 
 
-def pass_through(call: ViewCall) -> HttpResponseBase:
-    """Call the view without protection. The operation in `request.idempotency` has no key."""
-    _attach_without_key(call)
+def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpResponseBase:
+    """Call the view without protection. The operation in `request.idempotency` has no key, but it derives keys from
+    `identity`, which a protected request would have.
+    """
+    _attach_without_key(call, identity)
     with as_django_would(call.request):
         return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
 
@@ -189,10 +191,27 @@ async def apass_through(call: ViewCall) -> HttpResponseBase:
     return response
 
 
-def _attach_without_key(call: ViewCall) -> None:
+def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
     request: Any = call.request
     leased = call.options.lease is not None
     request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
+    request.idempotency._derives_from = identity
+
+
+def _caller_of(call: ViewCall) -> Identity | None:
+    """Return the identity of a request that runs without protection. None: it has no usable key, or no caller."""
+    if call.method not in call.options.methods:
+        return None
+
+    def identity() -> Identity | None:
+        try:
+            key = read_key(call.asked_with, call.options)
+            scope = "" if key is None else scope_of(call.asked_with, call.options, call.authenticated)
+        except (InvalidKey, Refused):
+            return None
+        return None if key is None else identify(scope=scope, operation=call.operation_name(), key=key)
+
+    return _safely(identity)
 
 
 def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str) -> HttpResponseBase:
@@ -246,15 +265,15 @@ def observed(call: ViewCall) -> HttpResponseBase:
     wanted = _safely(partial(asked, call))
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)
-        return pass_through(call)
+        return pass_through(call, _caller_of(call) if isinstance(wanted, Problem) else None)
     store = store_for(alias_of(call.options))
     observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry")
     claim = _in_its_own(store, partial(store.claim, observing))
     if not isinstance(claim, Claimed):
         _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)
-        return pass_through(call)
+        return pass_through(call, wanted.identity)
     try:
-        response = pass_through(call)
+        response = pass_through(call, wanted.identity)
     except BaseException as error:
         _in_its_own(store, partial(store.journal.fail, claim, wanted, describe(error)))
         raise

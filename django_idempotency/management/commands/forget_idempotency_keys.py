@@ -6,6 +6,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.management.base import CommandError, CommandParser
 
+from ...engine.conf import get_settings
 from ...engine.request.callers import scope_of_user
 from ...maintenance.erasure import forget, forget_scope
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted
@@ -20,7 +21,7 @@ class Command(IdempotencyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
-        caller.add_argument("--user", metavar="NAME", help="Forget the keys of the user with this name.")
+        caller.add_argument("--user", metavar="NAME", help="Forget the keys of this user. Refused under a SCOPE.")
         caller.add_argument("--scope", help="Forget the keys of this scope, as the admin or the view's scope= has it.")
         parser.add_argument("--key", help="Forget only this key. Default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
@@ -32,6 +33,12 @@ class Command(IdempotencyCommand):
             raise CommandError("--operation needs --key.")
         scope, chosen = options["scope"], {"using": options["database"], "dry_run": not options["apply"]}
         if options["user"] is not None:
+            if (own := get_settings().options.given().get("scope")) is not None:
+                raise CommandError(
+                    f"--user={options['user']!r}: IDEMPOTENCY['SCOPE'] is {own!r}, so keys are not stored under the "
+                    "scope that a user has by default, and none would be found. Pass --scope with what this function "
+                    "returns for the user, or with the scope that the admin shows."
+                )
             try:
                 scope = scope_of_user(get_user_model()._default_manager.get_by_natural_key(options["user"]))
             except ObjectDoesNotExist as error:

@@ -23,6 +23,6 @@ SHARED_APPS = ["django_tenants", "tests.clusters.tenants", "django_idempotency"]
 INSTALLED_APPS = [*SHARED_APPS, *(app for app in TENANT_APPS if app not in SHARED_APPS)]
 MIDDLEWARE = ["django_tenants.middleware.main.TenantMainMiddleware"]
 ROOT_URLCONF = "tests.clusters.tenants.urls"
-IDEMPOTENCY = {"SCOPE": _documented["tenant_and_user"]}
+IDEMPOTENCY = {"SCOPE": _documented["tenant_and_caller"]}
 TENANT_LIMIT_SET_CALLS = "TENANT_LIMIT_SET_CALLS" in os.environ
 TEMPLATES: list[object] = []

@@ -1,0 +1,87 @@
+"""Whatever is switched off, the gateway gets the key that it got before: derived from the caller's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient
+from django.urls import path
+
+from django_idempotency import get_operation, idempotent, run_once
+from django_idempotency.keys import derived_key
+from django_idempotency.models import IdempotencyKey
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_switched_off")]
+OFF = {"ENABLED": False}
+
+
+def charge(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(get_operation(request).derive_key("charge"))
+
+
+async def acharge(request: HttpRequest) -> HttpResponse:
+    return charge(request)
+
+
+VIEWS = {"atomic": idempotent(charge), "leased": idempotent(lease=60)(charge), "async": idempotent(acharge)}
+OBSERVED = {
+    f"observed/{name}": idempotent(observe=True, lease=lease)(charge) for name, lease in {"a": None, "l": 60}.items()
+}
+OBSERVED["observed/refused"] = idempotent(observe=True, fingerprint=("a",))(charge)
+OPTIONAL = idempotent(required=False, anonymous="refuse")(charge)
+urlpatterns = [path(name, view) for name, view in {**VIEWS, **OBSERVED, "optional": OPTIONAL}.items()]
+
+
+def key_of(name: str, key: str) -> str:
+    return derived_key(scope="anonymous", operation=f"POST {name}", key=key, step="charge")
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_with_enabled_off_a_retry_sends_the_same_derived_key(post: Post, settings: Any, name: str) -> None:
+    """And the one that the protected request sent."""
+    charged = [post(f"/{name}", key="a").content.decode()]
+    settings.IDEMPOTENCY = OFF
+    charged += [post(f"/{name}", key=key).content.decode() for key in ("a", "a", "b")]
+    assert charged == [*[key_of(name, "a")] * 3, key_of(name, "b")]
+
+
+def test_on_an_event_loop_too(settings: Any) -> None:
+    """The caller is found in the thread of the connection, before the view runs on the loop."""
+    settings.IDEMPOTENCY = OFF
+    charged = [async_to_sync(AsyncClient().post)("/async", headers={"Idempotency-Key": "a"}) for _ in range(2)]
+    assert [answer.content.decode() for answer in charged] == [key_of("async", "a")] * 2
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_in_observe_mode_a_retry_sends_the_same_derived_key(post: Post, name: str) -> None:
+    """Whether the key was claimed, or would have been replayed or refused."""
+    charged = {post(f"/{name}", key="a", data="[", content_type="application/json").content.decode() for _ in range(2)}
+    assert charged == {key_of(name, "a")}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": '"a'}, {"Idempotency-Key": "a"}])
+def test_what_cannot_be_identified_runs(client: Any, settings: Any, headers: dict[str, str]) -> None:
+    """Without a key, with one that is none, and as a caller who would be refused: each request has its own."""
+    settings.IDEMPOTENCY = OFF
+    assert len({client.post("/optional", headers=headers).content for _ in range(2)}) == 2
+
+
+@pytest.mark.parametrize("lease", [None, 60])
+@pytest.mark.parametrize(("key", "distinct"), [("a", 1), ("not a key", 2)])
+def test_run_once_sends_the_same_derived_key(settings: Any, lease: Any, key: str, distinct: int) -> None:
+    """If it is one; nothing is stored."""
+    settings.IDEMPOTENCY = OFF
+
+    def work(operation: Any) -> str:
+        return str(operation.derive_key("charge"))
+
+    charged = {run_once(work, scope="s", operation="pay", key=key, lease=lease).value for _ in range(2)}
+    assert len(charged) == distinct
+    if distinct == 1:
+        assert charged == {derived_key(scope="s", operation="pay", key="a", step="charge")}
+    assert not IdempotencyKey.objects.exists()
