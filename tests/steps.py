@@ -9,6 +9,9 @@ from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 
+STEP_OF = ("key_id", "key_hash", "scope_hash")
+COUNTS = ("pk", "key_hash", "scope_hash", "unknown", "effects")
+
 
 def add_step(row: IdempotencyKey, name: str = "charge", kind: str = "call", **fields: Any) -> IdempotencyStep:
     """A step of this key, in doubt unless `finished_at` is given; the row counts it."""
@@ -29,6 +32,21 @@ def counted(row: IdempotencyKey) -> tuple[int, int]:
         steps.filter(Q(kind="call") | Q(kind="write"), finished_at=None).count(),
         steps.filter(kind="call", finished_at__isnull=False).count(),
     )
+
+
+def miscounted() -> dict[tuple[int, int, int], str]:
+    """The keys whose row does not say what their steps come to, by the table of steps; empty if all do."""
+    steps: dict[tuple[int, int, int], list[int]] = {}
+    for *of, kind, finished in IdempotencyStep.objects.values_list(*STEP_OF, "kind", "finished_at"):
+        counts = steps.setdefault((of[0], of[1], of[2]), [0, 0])
+        if kind != "fetch":
+            counts[0] += finished is None
+            counts[1] += kind == "call" and finished is not None
+    rows = {tuple(of): [unknown, effects] for *of, unknown, effects in IdempotencyKey.objects.values_list(*COUNTS)}
+    wrong = {
+        of: f"{rows[of]} on the row, {steps.get(of, [0, 0])} steps" for of in rows if rows[of] != steps.get(of, [0, 0])
+    }
+    return wrong | dict.fromkeys(steps.keys() - rows.keys(), "steps without their key")
 
 
 def recount(row: IdempotencyKey, **changes: Any) -> None:

@@ -100,8 +100,7 @@ class TestHandle:
             keys = [operation.derive_key(name) for name in ("a", "a", "b")]
             return operation.key, operation.reference, operation.resource, operation.results, keys
 
-        sent = {"key": None} if enabled else {}
-        first, second = (seen(post, where, view, **sent) for _ in range(2))
+        first, second = (seen(post, where, view, key=None) for _ in range(2))
         assert first[:4] == (None, None, ("order", "59"), {})
         assert first[4][0] == first[4][1] != first[4][2]
         assert first[4] != second[4]

@@ -48,8 +48,9 @@ def reached(alias: str) -> Store | Unavailable:
     try:
         return store_for(alias)
     except OperationalError as error:
-        if connections[alias].connection is not None:
-            raise  # the caller may have begun a transaction, whose writes are lost
+        connection = connections[alias]
+        if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
+            raise  # the caller has begun a transaction, whose writes are lost
         return _unavailable(alias, error)
 
 
