@@ -17,7 +17,7 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*vendors): run on these databases only")
-    config.addinivalue_line("markers", "changes_steps: the test changes steps by hand, and the rows do not count it")
+    config.addinivalue_line("markers", "uncounted: the test changes steps by hand, or leaves no connection")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,10 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _rows_count_their_steps(request: pytest.FixtureRequest, _django_db_marker: None) -> Iterator[None]:
     """Whatever a test has done to keys, their rows say what their steps come to. See Note [One truth about a key].
 
-    A test that deletes or changes steps by hand says so: `@pytest.mark.changes_steps`.
+    A test that changes steps by hand, or leaves no connection behind, says so: `@pytest.mark.uncounted`.
     """
     yield
-    by_hand = request.node.get_closest_marker("changes_steps") is not None
+    by_hand = request.node.get_closest_marker("uncounted") is not None
     if request.node.get_closest_marker("django_db") is None or by_hand or connection.needs_rollback:
         return
     if connection.in_atomic_block and not connection.is_usable():

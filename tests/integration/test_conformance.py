@@ -93,7 +93,7 @@ def test_r19_without_a_store_nothing_runs(post: Post) -> None:
     with connection.schema_editor() as editor:
         editor.alter_db_table(IdempotencyKey, IdempotencyKey._meta.db_table, "elsewhere")
     try:
-        with pytest.raises(IdempotencyConfigurationError, match=r"Run: python manage\.py migrate$"):
+        with pytest.raises(IdempotencyConfigurationError, match=r"Run: python manage\.py migrate\."):
             post("/create")
     finally:
         with connection.schema_editor() as editor:

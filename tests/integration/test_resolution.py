@@ -172,6 +172,7 @@ def test_a_correction_changes_no_other_result(in_doubt: IdempotencyKey) -> None:
 class TestSeen:
     """A decision carries what it saw, and is refused when another one came first."""
 
+    @pytest.mark.uncounted
     def test_a_word_is_asked_for_under_the_lock(self, in_doubt: IdempotencyKey) -> None:
         """A late worker may have finished its call since the key was shown: then an answer needs a word."""
         with pytest.raises(NotResolvable, match="look outside"):

@@ -107,6 +107,7 @@ def test_a_claim_drops_a_broken_connection(tap: Tap) -> None:
     assert run_once(pay, scope="s", key="k", lease=60, operation="pay").replayed is False
 
 
+@pytest.mark.uncounted
 def test_a_connection_that_cannot_be_opened_is_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next claim opens it."""
     connection.close()
