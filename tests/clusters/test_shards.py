@@ -168,7 +168,7 @@ class TestMoving:
         """A worker that runs on would end on the old shard, where its row is gone."""
         order(ACME, "paid", "/pay/", **{"X-Fail": "yes"})
         keys = IdempotencyKey.objects.using("north")
-        keys.update(status="in_progress", locked_until=F("created_at") + timedelta(minutes=1))
+        keys.update(status="in_progress", attention_at=None, locked_until=F("created_at") + timedelta(minutes=1))
         with pytest.raises(RuntimeError, match="still at work"):
             moving.move("acme", source="north", target="south")
         assert (keys.count(), IdempotencyKey.objects.using("south").count()) == (1, 0)

@@ -93,7 +93,7 @@ def test_tenants_with_one_key_share_nothing(server: str, key: str) -> None:
         assert Counter(answer.headers["Idempotency-Replayed"] for answer in made)["false"] == 1
         assert {answer.json()["tenant"] for answer in made} == {tenant}
         assert sql(f"SELECT reference FROM {tenant}.shopapp_order") == [(tenant,)]
-        assert sql(f"SELECT scope FROM {tenant}.{TABLE}") == [(f"{number + 1}:1",)]
+        assert sql(f"SELECT scope FROM {tenant}.{TABLE}") == [(f"{number + 1}:user:auth.User:1",)]
         assert order(server, tenant, key).headers["Idempotency-Replayed"] == "true"
     assert sql(f"SELECT count(*) FROM public.{TABLE}") == [(0,)]
 
