@@ -19,7 +19,7 @@ from django_idempotency import (
     ResultNotStorable,
     run_once,
 )
-from django_idempotency.maintenance import half_done, in_doubt, needs_attention, record_outcome
+from django_idempotency.maintenance import half_done, in_doubt, needs_attention, record_outcome, remember_calls
 from django_idempotency.models import IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -286,3 +286,23 @@ def test_reconcile_sees_a_lost_value_and_enters_it(post: Post) -> None:
     assert post("/both/reconcile").json() == {"result": "found"}
     assert (seen, GATEWAY.calls) == ([(("charge",), (), {})], 1)
     assert (row().status, needs_attention().count(), Order.objects.get().reference) == ("completed", 0, "found")
+
+
+def test_a_value_that_reconcile_cannot_store_either_stays_lost(post: Post) -> None:
+    """The error says so, and the key is still seen."""
+    GATEWAY.result = lambda key: object()
+    HOOKS["view"] = TestALostValue.pay
+    HOOKS["reconcile"] = lambda operation: operation.call("charge", object)
+    for _ in range(2):
+        with pytest.raises(ResultNotStorable):
+            post("/both/reconcile")
+    assert (GATEWAY.calls, half_done().count(), IdempotencyStep.objects.get().result) == (1, 1, None)
+
+
+def test_a_lost_value_is_remembered_like_the_result_of_a_call() -> None:
+    """`remember_calls` enters it; one that is known stays as it is."""
+    with pytest.raises(ResultNotStorable):
+        run_once(lambda operation: operation.call("charge", object), scope="s", key="k", operation="pay", lease=60)
+    for value in ("found", "another"):
+        assert remember_calls("s", "pay", "k", {"charge": value}) == {"charge": "found"}
+    assert half_done().count() == 1

@@ -228,6 +228,22 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         "",
         "The key expires at 2026-06-30 19:00:00 CDT (2026-07-01 00:00:00 UTC). … The view runs again.",
     ),
+    (
+        {"status": "failed", "policy": "retry-keyed"},
+        "call",
+        "Whether these calls took effect: s0. … It is refused with 409: the other side could not recognize another "
+        "call of s0.",
+    ),
+    (
+        {"status": "failed", "policy": "retry-keyed"},
+        "call keyed",
+        "The view runs again, and makes the calls in doubt again with the same derived keys.",
+    ),
+    (
+        {"status": "failed"},
+        "call lost",
+        "what these calls returned was lost: s0. … fails when it asks for s0. Enter the lost value first.",
+    ),
     ({}, "", "The operation has ended with status 201. … The response is kept. … It gets the kept response."),
     ({"body": None}, "", "It is told that the operation has ended, and that the res … Nothing runs again."),
 ]
@@ -238,7 +254,9 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     """What happened, what is certain, what is not, what comes next, and what to do."""
     key, now = make_key(**fields), timezone.now()
     for number, made in enumerate(filter(None, steps.split(", "))):
-        kept = {"finished_at": now, "result": '{"value": 1}'} if "ended" in made else {}
+        kept: dict[str, Any] = {"keyed": "keyed" in made}
+        if "ended" in made or "lost" in made:
+            kept = {"finished_at": now, "result": '{"value": 1}' if "ended" in made else None}
         add_step(key, f"s{number}", made.split()[0], **kept)
     facts = facts_of([key])[0]
     story = Story(facts.row, facts.now, facts.steps)
