@@ -48,7 +48,9 @@ DELETE = {
     "mysql": "DELETE {table} FROM JSON_TABLE(%(gone)s, '$[*]' COLUMNS (i BIGINT PATH '$.i', k BIGINT PATH '$.k', "
     f"s BIGINT PATH '$.s')) AS gone STRAIGHT_JOIN {{table}} ON {SAME}",
     "sqlite": "DELETE FROM {table} WHERE ({id}, {key_hash}, {scope_hash}) IN "
-    "(SELECT value ->> 'i', value ->> 'k', value ->> 's' FROM json_each(%(gone)s))",
+    # Django 5.2 allows SQLite 3.31, which has no operator for this.
+    "(SELECT json_extract(value, '$.i'), json_extract(value, '$.k'), json_extract(value, '$.s') "
+    "FROM json_each(%(gone)s))",
 }
 """SQL for each kind of database that deletes what belongs to a JSON list of keys. Two keys can share an id, in two
 partitions for example, so their hashes are compared as well.
