@@ -19,7 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.request import pipeline
+from django_idempotency.engine.request import sent_key
 from django_idempotency.keys import InvalidKey, derived_key, from_form_field, from_header, key_reference
 from django_idempotency.models import IdempotencyKey
 from tests.claims import expire
@@ -196,7 +196,7 @@ def test_a_workers_clock_makes_no_key_young_or_late(
     """A slow worker ran a known key again after its row was deleted, and a fast one refused new keys."""
     key, right = made(ago), time.time
     monkeypatch.setattr(time, "time", lambda: right() + wrong_by)
-    monkeypatch.setattr(pipeline, "time", time.time, raising=False)
+    monkeypatch.setattr(sent_key, "time", time.time, raising=False)
     assert posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: key)().status_code == status
 
 

@@ -19,7 +19,7 @@ from django.utils.functional import SimpleLazyObject
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request import pipeline
+from django_idempotency.engine.request import callers
 from django_idempotency.engine.request.callers import acting_for, auth_scope, scope_of
 from django_idempotency.engine.request.problems import Refused
 from django_idempotency.keys import caller_scope
@@ -51,9 +51,9 @@ CHANGING = [
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     caller_urls.RUNS.clear()
-    pipeline._tell_developer.cache_clear()
+    callers.warn_of_scheme.cache_clear()
     yield
-    pipeline._tell_developer.cache_clear()
+    callers.warn_of_scheme.cache_clear()
 
 
 def scope(rf: RequestFactory, **headers: str) -> str | None:

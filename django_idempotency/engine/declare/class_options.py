@@ -15,7 +15,7 @@ from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, Options, as_options, merged, resolve
-from ..request.pipeline import as_django_would, awaited_as_django_would, take_over
+from ..request.atomic_requests import as_django_would, awaited_as_django_would, take_over
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register

@@ -24,7 +24,9 @@ from ..execution.once import (
     warn_of_gateways,
 )
 from ..request.adapters import adapter_of
-from ..request.pipeline import apass_through, handle, refuse_asynchronous, take_over
+from ..request.atomic_requests import refuse_asynchronous, take_over
+from ..request.pipeline import handle
+from ..request.unprotected import apass_through
 from ..request.view_call import ViewCall
 from .placement import NINJA, refuse_class, refuse_routing, refuse_view
 from .registry import Declaration, declare, given, register, with_verb

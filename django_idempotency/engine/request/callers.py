@@ -5,9 +5,11 @@ scopes never share a key or a response.
 from __future__ import annotations
 
 import json
+import logging
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -22,6 +24,7 @@ from django.db.models import ForeignKey, Model
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options, get_settings, meta_name, resolve
+from ..events import harmless
 from ..execution.bridge import synchronous
 from .problems import Refused, anonymous_refused, credential_refused
 
@@ -43,6 +46,7 @@ ACCESS_TOKENS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("
 """The models whose rows are access tokens: a client gets a new row before a retry, so the row is not the caller."""
 CLIENTS = ("application", "client")
 """What OAuth packages call the foreign key, or the model, of the client that a token was issued to."""
+logger = logging.getLogger("django_idempotency")
 _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
 
@@ -353,3 +357,13 @@ def _form_secret(request: Any) -> str | None:
 def credential_scope(kind: str, value: str) -> str:
     """Return a scope that contains a hash of a secret value. All callers with the same value have the same scope."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"
+
+
+@lru_cache(maxsize=1024)  # each operation writes this warning only once, so clients cannot fill the log
+def warn_of_scheme(operation: str) -> None:
+    with harmless():
+        logger.warning(
+            "%s refused an idempotency key: the value of its Authorization scheme may change with each request, so it "
+            "does not identify a caller who retries. Set request.user before the view or pass scope=callable(request).",
+            operation,
+        )

@@ -1,0 +1,93 @@
+"""What takes the place of Django's ATOMIC_REQUESTS around a protected view?
+
+# Note [How the package replaces ATOMIC_REQUESTS]
+With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. If the package claimed a key inside this
+`atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
+failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
+attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
+table. If a request is not protected, the package opens `atomic(alias)` in place of Django.
+Django refuses `async def` views under ATOMIC_REQUESTS. For those that are protected, the package does the same: without
+the transaction, a request that fails in the middle would leave a half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.db import connections, transaction
+
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import Idempotency, resolve
+from ..execution.bridge import NoBridgeAbove, in_thread
+from ..stores import alias_of
+
+
+class TakenOver(set[str]):
+    """The attribute `_non_atomic_requests` of a protected view is an instance of this class. If the set contains the
+    alias of a database, Django opens no transaction in this database.
+
+    See Note [How the package replaces ATOMIC_REQUESTS]. The set stores the aliases that the project has excluded with
+    `non_atomic_requests`. The method `__contains__` also returns True for the database of the key table. The set does
+    not store the alias of this database, because a router can choose a different database for each request. Another
+    reason is that the settings are not always ready when Python imports the view.
+    """
+
+    def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
+        super().__init__(opted_out)
+        self.layers = layers
+
+    def alias(self) -> str:
+        return alias_of(resolve(*self.layers()))
+
+    def __contains__(self, alias: object) -> bool:
+        return super().__contains__(alias) or alias == self.alias()
+
+
+def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
+    """Mark a protected callback, so that Django opens no transaction in the database of the key table."""
+    view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
+
+
+def as_django_would(request: Any) -> AbstractContextManager[Any]:
+    """Return a transaction like the transaction that Django would open for an unprotected view."""
+    mark = getattr(_callback(request), "_non_atomic_requests", None)
+    if isinstance(mark, TakenOver):
+        alias = mark.alias()
+        if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
+            return transaction.atomic(using=alias)
+    return nullcontext()
+
+
+def _callback(request: Any) -> Any:
+    # In some tests, `resolver_match` has no attribute `func`.
+    return getattr(getattr(request, "resolver_match", None), "func", None)
+
+
+def refuse_asynchronous(request: Any) -> None:
+    """Raise an error if the `dispatch` of an asynchronous class is decorated, and Django would refuse the view."""
+    callback = _callback(request)
+    if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
+        raise IdempotencyConfigurationError(
+            f"{callback.__qualname__} has `async def` handlers, and dispatch() only makes their coroutine: the "
+            "transaction of ATOMIC_REQUESTS is over when that runs. Use IdempotencyMixin, no decorator on dispatch()."
+        )
+
+
+async def awaited_as_django_would(request: Any, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Await an `async def` view in the transaction of `as_django_would`.
+
+    Django itself refuses ATOMIC_REQUESTS for such views, and our mark removes that refusal. The view runs as a
+    protected one does: see `in_thread`.
+    """
+    transaction_ = as_django_would(request)
+    if isinstance(transaction_, nullcontext):
+        return await view(*args, **kwargs)
+
+    def run(form: Callable[..., Any]) -> Any:
+        with transaction_, NoBridgeAbove():
+            return form(*args, **kwargs)
+
+    return await in_thread(run, view)

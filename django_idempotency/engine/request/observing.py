@@ -1,0 +1,85 @@
+"""What happens to a request in observe mode?
+
+# Note [Observing]
+A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
+request, and the client gets the view's response unchanged. If ATOMIC_REQUESTS is True, the view runs in one
+transaction, as it does without the package. In observe mode, the key is claimed in one short transaction, and completed
+in another short transaction. If the claim or the completion fails, the package logs the error, and the error never
+reaches the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from django.db import transaction
+from django.http.response import HttpResponseBase
+
+from ..events import harmless
+from ..protocol.error_text import describe
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
+from ..stores import Store, alias_of, store_for
+from . import problems
+from .problems import Problem
+from .unprotected import identity_of, pass_through, safely
+from .view_call import ViewCall
+
+T = TypeVar("T")
+OBSERVED_LEASE = 300.0
+"""For views that are only observed: seconds after which the claim of a dead worker is treated as abandoned."""
+logger = logging.getLogger("django_idempotency")
+
+
+def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -> HttpResponseBase:
+    """Run the view in observe mode. If a protected view would answer a request with a replay or a refusal, write a
+    message to the log. See Note [Observing].
+    """
+    wanted = safely(ask)
+    if not isinstance(wanted, ClaimRequest):
+        _log(call, wanted)
+        return pass_through(call, identity_of(call) if isinstance(wanted, Problem) else None)
+    store = store_for(alias_of(call.options))
+    observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry")
+    claim = _in_its_own(store, partial(store.claim, observing))
+    if not isinstance(claim, Claimed):
+        _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)
+        return pass_through(call, wanted.identity)
+    try:
+        response = pass_through(call, wanted.identity)
+    except BaseException as error:
+        _in_its_own(store, partial(store.journal.fail, claim, wanted, describe(error)))
+        raise
+    _in_its_own(store, partial(_settle, call, store, wanted, claim, response))
+    return response
+
+
+def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):  # Django Ninja itself makes the response for the client
+        response = call.ready(response)
+    if call.options.verdict_on(response) is Verdict.KEEP:
+        # In observe mode, the package must not render a response. So only the status is stored.
+        snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
+        store.complete(claim, snapshot, ttl=wanted.ttl)
+    else:
+        store.journal.fail(claim, wanted, f"The view answered {response.status_code}.")
+
+
+def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
+    """Run a function in a new transaction. If a transaction is open already, run the function in a savepoint of that
+    transaction.
+
+    Because of the savepoint, an exception cannot break the outer transaction.
+    """
+    return safely(transaction.atomic(using=store.alias)(work))
+
+
+def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> None:
+    if isinstance(met, Completed | Problem):
+        what = "replayed" if isinstance(met, Completed) else f"refused with {met.status}: {met.title}"
+        key = "" if wanted is None else f" (key {wanted.identity.reference})"
+        with harmless():
+            logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)

@@ -1,0 +1,53 @@
+"""Which key did the client send with a request?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+
+from ...exceptions import IdempotencyConfigurationError
+from ..conf import Options, get_settings, meta_name
+from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
+from ..protocol.outcomes import ClaimRequest
+
+
+def read_key(request: Any, options: Options) -> str | None:
+    """Return the key that the client sent, or None if the client sent no key. This function runs no SQL statement.
+
+    Raises:
+        InvalidKey: the client sent something that is not a key.
+        IdempotencyConfigurationError: the project's `key=` returned something else than a str or None.
+    """
+    conf = get_settings()
+    key: str | None
+    if options.key is None:
+        field = request.META.get(meta_name(conf.header))
+        key = None if field is None else parse_header(field, require_quoted=conf.require_quoted_key)
+    elif (key := options.key(request)) is not None:
+        if not isinstance(key, str):
+            raise IdempotencyConfigurationError(f"key={options.key!r} returned {key!r}; return a str or None.")
+        check_key(key)
+    if key is None:
+        return None
+    if conf.key_validator is not None:
+        try:
+            valid = conf.key_validator(key)
+        except ValidationError as error:
+            raise InvalidKey(" ".join(error.messages)) from error
+        # Django's own validators return None for a valid value, and raise an error for an invalid value.
+        if valid is False:
+            raise InvalidKey(_("It does not have the form that this server demands."))
+    return check_dated(key) if options.late_keys == "refuse" else key
+
+
+def refusing_late(wanted: ClaimRequest) -> ClaimRequest:
+    """Refuse the key if it is older than `ttl` and has no row (`late_keys="refuse"`).
+
+    The key contains a time of the client's clock, which may run some minutes ahead, so the key is still accepted some
+    minutes after the end of `ttl`. Its row must not expire before that, or a retry would run the view again.
+    """
+    return replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=partial(is_late, wanted.identity.key, wanted.ttl))

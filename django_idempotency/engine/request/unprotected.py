@@ -1,0 +1,78 @@
+"""How does a view run without protection?
+
+It does for the methods that are not protected, for an optional key that is missing, in observe mode, and while the
+package is switched off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.http.response import HttpResponseBase
+
+from ..events import harmless
+from ..execution.operation import AtomicOperation, Operation
+from ..protocol.digests import Identity, identify
+from ..protocol.key_syntax import InvalidKey
+from ..stores import alias_of
+from .atomic_requests import as_django_would, awaited_as_django_would
+from .callers import scope_of
+from .fingerprints import UNREADABLE
+from .problems import Refused
+from .sent_key import read_key
+from .view_call import ViewCall
+
+T = TypeVar("T")
+logger = logging.getLogger("django_idempotency")
+
+
+def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpResponseBase:
+    """Call the view without protection. The operation in `request.idempotency` has no key, but it derives keys from
+    `identity`, which a protected request would have.
+    """
+    _attach_without_key(call, identity)
+    with as_django_would(call.request):
+        return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
+
+
+async def apass_through(call: ViewCall) -> HttpResponseBase:
+    """`pass_through` for an `async def` view, which stays on the event loop if it needs no transaction."""
+    _attach_without_key(call)
+    response: HttpResponseBase = await awaited_as_django_would(call.request, call.view, *call.args, **call.kwargs)
+    return response
+
+
+def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
+    request: Any = call.request
+    leased = call.options.lease is not None
+    request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
+    request.idempotency._derives_from = identity
+
+
+def identity_of(call: ViewCall) -> Identity | None:
+    """Return the identity of a request that runs without protection. None: it has no usable key, or no caller."""
+    if call.method not in call.options.methods:
+        return None
+
+    def identity() -> Identity | None:
+        try:
+            key = read_key(call.asked_with, call.options)
+            scope = "" if key is None else scope_of(call.asked_with, call.options, call.authenticated)
+        except (InvalidKey, Refused):
+            return None
+        return None if key is None else identify(scope=scope, operation=call.operation_name(), key=key)
+
+    return safely(identity)
+
+
+def safely(work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except Exception as error:
+        if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
+            raise  # without this line, the view would get an empty body
+        with harmless():
+            logger.exception("Observing an idempotency key failed; the request goes on.")
+        return None
