@@ -127,8 +127,9 @@ class PayloadMismatch(NotRun):
 
 
 class StoreBusy(NotRun):
-    """The database cannot take a key now, and nothing has run. Try again later.
+    """The database cannot take a key now, and nothing was done. Try again later.
 
     Another connection has SQLite's write lock, a migration has locked the key table, or the database cannot be reached,
-    has no connection left or is read-only.
+    has no connection left or is read-only. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and raises it
+    once on each connection.
     """

@@ -29,7 +29,7 @@ key_event = Signal(use_caching=True)
         "invalid": a request had a key that cannot be used, and was refused with 400.
         "too_old": `late_keys="refuse"` has refused a key that was unknown and too old.
         "replay_refused": a retry found a stored response, and `may_replay` refused it.
-        "busy": the store did not answer in time, or cannot take a key. Nothing has run.
+        "busy": the store did not answer in time, or cannot take a key. Nothing was done.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             forbids that.
         "taken_over": the lease of an attempt was over, and a new attempt has taken over the key. In this case, the

@@ -87,7 +87,7 @@ def test_what_never_ran_is_503_and_is_in_the_log(down: Any, lease: int | None, c
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert (record.name, record.getMessage()) == (
         "django_idempotency",
-        "Database 'default' cannot take an idempotency key. Nothing has run.",
+        "Database 'default' cannot take an idempotency key. Nothing was done.",
     )
     assert issubclass(record.exc_info[0], DatabaseError)
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)

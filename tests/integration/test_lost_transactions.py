@@ -168,9 +168,9 @@ def test_a_call_that_is_made_again_ends_a_raw_begin_too() -> None:
         return operation.call("charge", charge)
 
     with pytest.raises(Broken):
-        once(pay, lease=60)
+        once(pay, lease=60, on_abandoned="retry")
     for _ in range(2):
-        assert once(pay, lease=60) == 2
+        assert once(pay, lease=60, on_abandoned="retry") == 2
         connection.close()
 
 

@@ -17,7 +17,7 @@ from ..events import harmless, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from .bridge import NoBridgeAbove
-from .claiming import claimed
+from .claiming import claimed, unavailable
 from .operation import AtomicOperation
 
 if TYPE_CHECKING:
@@ -306,7 +306,10 @@ class _Attempt(NoBridgeAbove):
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
             return None
-        if self.store.code(error) not in self.store.rolled_back:
+        code = self.store.code(error)
+        if code in self.store.lost and not running:
+            return unavailable(self.store.alias, error)
+        if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
         # While the work runs, the error can also come from a deadlock on other rows. If `look` finds no result of

@@ -51,7 +51,7 @@ def reached(alias: str) -> Store | Unavailable:
         connection = connections[alias]
         if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
             raise  # the caller has begun a transaction, whose writes are lost
-        return _unavailable(alias, error)
+        return unavailable(alias, error)
 
 
 def is_alone(store: Store) -> bool:
@@ -88,16 +88,17 @@ def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) ->
             if not (code in store.repeatable and is_alone(store)):
                 store.explain(error)
                 if code in store.down and is_alone(store):
-                    return _unavailable(store.alias, error)
+                    return unavailable(store.alias, error)
                 raise
     if wait and isinstance(outcome, Conflicted) and is_alone(store):
         return _waited_for(store, claim, outcome, end)
     return outcome
 
 
-def _unavailable(alias: str, error: DatabaseError) -> Unavailable:
+def unavailable(alias: str, error: DatabaseError) -> Unavailable:
+    """Log the error, and return the outcome that a client can repeat: nothing is committed."""
     with harmless():
-        logger.error("Database %r cannot take an idempotency key. Nothing has run.", alias, exc_info=error)
+        logger.error("Database %r cannot take an idempotency key. Nothing was done.", alias, exc_info=error)
     return Unavailable()
 
 

@@ -43,7 +43,7 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
     outcomes.Mismatched: (exceptions.PayloadMismatch, "was used for another payload. Use a new key for new work."),
     outcomes.Conflicted: (exceptions.OperationInProgress, "is being run right now. Try again later."),
     outcomes.InDoubt: (exceptions.OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
-    outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed in time. Nothing was done. Try again later."),
+    outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed or stored. Nothing was done. Try again later."),
 }
 PATIENCE = 60
 """Seconds that a duplicate waits inside `@once`, whose caller is a task queue: many of them take an exception for the

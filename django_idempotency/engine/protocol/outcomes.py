@@ -181,7 +181,7 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The store did not answer in time, for example because of SQLite's write lock. The work has not run."""
+    """The store cannot be used now, for example because of SQLite's write lock. Nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)

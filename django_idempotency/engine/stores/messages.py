@@ -27,9 +27,12 @@ the view, and then lack the completion: that request fails, and so does every re
 A prepared statement can fail for two reasons. The first reason is that the command DISCARD ALL has deleted the prepared
 statement. The second reason is that another client behind a connection pooler already has a prepared statement with the
 same name. If the prepared statement of a claim fails, the claim is rolled back and sent again as SQL text. After a
-failed prepared statement, the connection sends all statements as SQL text. A prepared statement completes the key. If
-this statement fails, the request fails, too, and nothing of the request is committed. A completion is never sent again,
-because the view has run already.
+failed prepared statement, the connection sends all statements as SQL text.
+
+A completion whose name is missing, because the view sent DEALLOCATE ALL, aborts the view's transaction. It cannot be
+sent again without the view, so nothing is committed and the client gets 503. A savepoint in the same message would save
+that request, at the price of a second transaction id for every other request: a busy database would have to freeze its
+tables twice as often.
 
 If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
 reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`

@@ -79,6 +79,7 @@ class PostgreSQLStore(Store):
     # The connection is lost, PgBouncer's query_wait_timeout, a server that stops or starts, too_many_connections, and
     # read_only_sql_transaction, as on a replica.
     down = frozenset({CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006"})
+    lost = frozenset({"26000"})  # invalid_sql_statement_name
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: DatabaseError) -> object:
@@ -140,6 +141,11 @@ class PostgreSQLStore(Store):
             # claim, the statement fails with a division by zero. In a schema without the table, it fails as well.
             case "22012" | "42P01":
                 raise claim_lost() from error
+            case code if code in self.lost:
+                raise DatabaseError(
+                    "The view sent DEALLOCATE ALL, which also removed the prepared statement that stores its result. "
+                    "Everything is rolled back. This connection prepares no more statements, so a retry succeeds."
+                ) from error.__cause__
             case "25006":
                 raise TransactionBroken(
                     "The view made its transaction read-only (SET TRANSACTION READ ONLY), so its result could not be "

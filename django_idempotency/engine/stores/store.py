@@ -93,12 +93,14 @@ class Store(ABC):
     repeatable: ClassVar[frozenset[object]] = frozenset()
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
+    lost: ClassVar[frozenset[object]] = frozenset()
     down: ClassVar[frozenset[object]]
     unmigrated: ClassVar[frozenset[object]]
     """The error codes of the database, as `code` returns them.
 
     repeatable: errors of a claim that can succeed in a new transaction, such as a deadlock or a serialization failure.
     busy: errors of a claim for which the database did not answer in time.
+    lost: errors of a completion that the connection could not make; a retry can.
     down: errors of a claim whose database cannot be reached, has no connection left or is read-only.
     unmigrated: a table or a column is missing.
     """

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 
-from django_idempotency import ClaimLost, IdempotencyConfigurationError
+from django_idempotency import ClaimLost, IdempotencyConfigurationError, StoreBusy, idempotent, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import messages, store_for
 from django_idempotency.engine.stores.postgresql import PostgreSQLStore
@@ -114,20 +116,53 @@ class TestLost:
         assert sent(tap, "b") == BY_TEXT
         assert request_like(key="a") == REPLAYED
 
-    def test_in_the_view_it_fails_the_request_and_nothing_is_committed(self, tap: Tap) -> None:
-        """Nothing is repaired after the view has run. The next request is served."""
-        with pytest.raises(DatabaseError, match="does not exist"):
-            request_like(Order.objects.create, lambda: sql("DEALLOCATE ALL"))
-        assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
-        assert isinstance(request_like(Order.objects.create), Claimed)
-        assert Order.objects.count() == 1
+    @pytest.mark.parametrize("lost", ["ALL", "complete"])
+    def test_in_the_view_it_is_503_and_nothing_is_committed(
+        self, tap: Tap, rf: RequestFactory, caplog: pytest.LogCaptureFixture, lost: str
+    ) -> None:
+        """The missing completion has failed with its transaction. The connection goes on by text, so the retry runs the
+        same view and is served."""
 
-    def test_in_the_view_the_completion_alone_costs_one_request(self, tap: Tap) -> None:
-        """The claim is still there. The connection goes on by text, so a retry does not meet the same again."""
-        with pytest.raises(DatabaseError, match="does not exist"):
-            request_like(Order.objects.create, lambda: sql(f"DEALLOCATE {name_of('complete')}"))
+        @idempotent(scope=lambda request: "s")
+        def view(request: HttpRequest) -> HttpResponse:
+            Order.objects.create()
+            if lost == "ALL" or not answers:
+                sql(f"DEALLOCATE {lost if lost == 'ALL' else name_of(lost)}")
+            return HttpResponse("made")
+
+        answers: list[Any] = []
+        answers.append(view(rf.post("/", headers={"Idempotency-Key": "k"})))
+        assert (answers[0].status_code, answers[0].headers["Retry-After"]) == (503, "1")
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+        (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert "DEALLOCATE ALL" in str(logged.exc_info[1])  # type: ignore[index]
+        again = [view(rf.post("/", headers={"Idempotency-Key": "k"})) for _ in range(2)]
+        assert [(answer.content, answer.headers["Idempotency-Replayed"]) for answer in again] == [
+            (b"made", "false"),
+            (b"made", "true"),
+        ]
+        assert Order.objects.count() == 1
         assert sent(tap, "a") == BY_TEXT
+
+    def test_in_a_job_it_is_store_busy(self, tap: Tap) -> None:
+        """Which a queue repeats. The same error of a callback after the COMMIT stays what it is."""
+
+        def work() -> int:
+            sql("DEALLOCATE ALL")
+            return Order.objects.create().pk
+
+        with pytest.raises(StoreBusy):
+            run_once(work, scope="s", key="k", operation="o")
+        assert not Order.objects.exists()
+        assert run_once(work, scope="s", key="k", operation="o").replayed is False
+
+        def late() -> int:
+            transaction.on_commit(lambda: sql("EXECUTE missing"))
+            return Order.objects.create().pk
+
+        with pytest.raises(DatabaseError, match='"missing" does not exist'):
+            run_once(late, scope="s", key="late", operation="o")
+        assert Order.objects.count() == 2
 
     def test_two_releases_behind_one_pooler_do_not_meet_halfway(self, tap: Tap) -> None:
         """Their claims are the same and their completions are not: no claim finds a connection without its completion.
