@@ -16,6 +16,7 @@ from django.utils.functional import Promise
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from .engine.conf import get_settings
 from .engine.protocol import digests
 from .engine.protocol.key_syntax import InvalidKey, is_uuid, parse_header
 
@@ -121,7 +122,7 @@ def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
     The method `operation.derive_key(step)` returns the same key in each attempt.
 
     This function reads no database. The derived key is the same in each attempt, in each process and in each release of
-    the package.
+    the package, as long as the project's `NAMESPACE` is the same.
 
     Args:
         scope: the row's `scope`.
@@ -132,4 +133,5 @@ def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
     Returns:
         A UUID (version 5) as text.
     """
-    return digests.derived_key(digests.identify(scope=scope, operation=operation, key=key, stored=True), step)
+    identity = digests.identify(scope=scope, operation=operation, key=key, stored=True)
+    return digests.derived_key(identity, step, get_settings().namespace)

@@ -16,6 +16,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..engine.conf import get_settings
 from ..engine.protocol.digests import derived_key, identify
 from ..engine.stores.sealing import is_sealed, unseal
 from ..exceptions import NotDecryptable
@@ -74,7 +75,7 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -
     if not keyed:
         return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    return "" if kind == Kind.WRITE else copyable(derived_key(identity, step))
+    return "" if kind == Kind.WRITE else copyable(derived_key(identity, step, get_settings().namespace))
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:

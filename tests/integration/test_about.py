@@ -89,6 +89,15 @@ class TestHandle:
         of_step = derived_key(scope=row().scope, operation=row().operation, key=key, step="mail")
         assert found == (key, key_reference(key), 1, of_step, (), {})
 
+    def test_the_namespace_enters_its_derived_keys(self, post: Post, key: str, settings: Any) -> None:
+        """So two deployments that share a gateway account do not answer each other's calls."""
+        settings.IDEMPOTENCY = {"NAMESPACE": "shop a"}
+        found = seen(post, "/leased", lambda operation: operation.derive_key("mail"))
+        of_step = {"scope": row().scope, "operation": row().operation, "key": key, "step": "mail"}
+        assert found == derived_key(**of_step)
+        settings.IDEMPOTENCY = {}
+        assert found != derived_key(**of_step)
+
     @pytest.mark.parametrize("where", ["/atomic/optional", "/leased/optional"])
     @pytest.mark.parametrize("enabled", [True, False])
     def test_without_a_key_it_remembers_nothing(self, post: Post, settings: Any, where: str, enabled: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -88,6 +90,26 @@ def test_a_truncated_body_is_refused_before_the_claim(rf: RequestFactory, kind: 
     with pytest.raises(BadRequest, match="ended before its Content-Length"):
         of(request)
     of(rf.generic("POST", "/", body, content_type=kind))
+
+
+@pytest.mark.parametrize("before", [lambda request: None, lambda request: request.POST, lambda request: request.body])
+@pytest.mark.parametrize("left", [0, 1, -1])
+@pytest.mark.parametrize(
+    ("encoding", "encode"),
+    [("identity", bytes), ("br", bytes), ("X-GZIP", gzip.compress), ("deflate", zlib.compress)],
+)
+def test_a_truncated_body_is_refused_under_any_encoding(
+    rf: RequestFactory, encoding: str, encode: Any, left: int, before: Any
+) -> None:
+    """Nobody has decompressed it, so its length is the one that was announced."""
+    body = encode(b"amount=1&amount=2&reference=encoded")
+    headers: Any = {"Content-Encoding": encoding}
+    sent: Any = {"CONTENT_LENGTH": str(len(body)), "wsgi.input": BytesIO(body[:left])}
+    request = rf.generic("POST", "/", body, content_type=FORM, headers=headers, **sent)
+    before(request)
+    with pytest.raises(BadRequest, match="ended before its Content-Length"):
+        of(request)
+    assert of(rf.generic("POST", "/", body, content_type=FORM, headers=headers))
 
 
 @pytest.mark.parametrize("number", [int, str])
@@ -199,4 +221,8 @@ def test_what_a_middleware_has_decompressed_may_have_another_length(rf: RequestF
     """It replaces the stream, and leaves the headers."""
     request: Any = rf.generic("POST", "/", b"sixsix", headers={"Content-Encoding": "gzip"})
     request._stream = BytesIO(b"six")
+    assert of(request)
+    packed = gzip.compress(b"six")
+    request = rf.generic("POST", "/", packed, headers={"Content-Encoding": "gzip"})
+    request._body = gzip.decompress(request.body)
     assert of(request)

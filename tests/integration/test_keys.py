@@ -160,6 +160,19 @@ def test_a_reference_and_a_derived_key_never_change() -> None:
     assert derived == "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d"
 
 
+def test_two_deployments_with_one_gateway_account_derive_two_keys(settings: Any) -> None:
+    """If each has a NAMESPACE of its own, or one of them. An empty one derives what 0.3.0 derived."""
+    derived = []
+    for namespace in ("", "shop a", "shop b"):
+        settings.IDEMPOTENCY = {"NAMESPACE": namespace}
+        derived.append(derived_key(scope="user:auth.User:1", operation="POST payments/", key="abc", step="charge"))
+    assert derived == [
+        "b74d0d28-6d82-5650-8a7d-4f1c0e85eb9d",
+        "3ebb7ba4-bdc1-5f50-be2c-366957127549",
+        "567809e1-fcab-54e0-956c-785f070d3c43",
+    ]
+
+
 # --- `late_keys="refuse"`
 
 

@@ -94,6 +94,9 @@ def refused(act: Callable[[], Any]) -> str:
         (by_middleware(view), f"stands above {__name__}.Tracing"),
         (csrf.csrf_protect(view), "stands above django.middleware.csrf.CsrfViewMiddleware"),
         (cache.cache_page(60)(view), "stands above django.middleware.cache.CacheMiddleware"),
+        (gzip.gzip_page(view), "GZipMiddleware, which a replay would miss or get wrong: the client, or a middleware"),
+        (clickjacking.xframe_options_exempt(view), "xframe_options_exempt, which a replay would miss or get wrong"),
+        (csrf.ensure_csrf_cookie(asynchronous), "csrf._EnsureCsrfCookie, which a replay would miss or get wrong"),
         (lru_cache(view), "stands above functools._lru_cache_wrapper"),
         (Private.as_view(), "LoginRequiredMixin.dispatch, which may check who is calling. Put it on the handler"),
         (View, 'Use @method_decorator(idempotent, name="post")'),
@@ -112,14 +115,11 @@ DJANGOS = [
     cache.never_cache,
     cache.cache_control(private=True),
     clickjacking.xframe_options_deny,
-    clickjacking.xframe_options_exempt,
     clickjacking.xframe_options_sameorigin,
     common.no_append_slash,
     csrf.csrf_exempt,
-    csrf.ensure_csrf_cookie,
     debug.sensitive_post_parameters(),
     debug.sensitive_variables(),
-    gzip.gzip_page,
     http.condition(),
     http.conditional_page,
     http.etag(lambda request: "x"),
@@ -133,8 +133,6 @@ DJANGOS = [
     vary.vary_on_cookie,
     vary.vary_on_headers("Accept"),
 ]
-if (csp := sys.modules.get("django.views.decorators.csp")) is not None:
-    DJANGOS += [csp.csp_override({}), csp.csp_report_only_override({})]
 
 
 @pytest.mark.parametrize("function", [view, asynchronous])
@@ -144,6 +142,17 @@ def test_decorators_of_django_that_decide_nothing_may_stand_below(decorator: Any
     assert idempotent(decorator(function)).__name__ == function.__name__
     on_method = method_decorator([csrf.csrf_exempt, decorator])(lambda self, request: HttpResponse())
     type("Allowed", (IdempotencyMixin, View), {"post": on_method}).as_view()
+
+
+def test_the_policies_of_django_6_stand_above() -> None:
+    """They are attributes of a response, which no table keeps."""
+    csp = pytest.importorskip("django.views.decorators.csp", reason="Django 6.0 and newer")
+    for decorator in (csp.csp_override({}), csp.csp_report_only_override({})):
+        on_method = method_decorator(decorator)(lambda self, request: HttpResponse())
+        for wrong in (partial(idempotent, decorator(view)), partial(idempotent, decorator(asynchronous))):
+            assert "csp._make_csp_decorator, which a replay would miss or get wrong" in refused(wrong)
+        told = refused(type("Refused", (IdempotencyMixin, View), {"post": on_method}).as_view)
+        assert "csp._make_csp_decorator, which a replay would miss or get wrong" in told
 
 
 @pytest.mark.parametrize("decorator", [transaction.atomic, transaction.atomic(using="other"), sync_to_async, partial])

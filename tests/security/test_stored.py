@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.core.signing import Signer, TimestampSigner
+from django.core.signing import Signer
 from django.db import connection
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_idempotency.engine.request.responses import SALT, status_url
+from django_idempotency.engine.request.responses import status_url
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.admin_pages import staff
@@ -168,7 +170,7 @@ class TestStatusPage:
         assert "no-store" in answer.headers["Cache-Control"]
 
     def test_every_changed_character_is_404(self, client: Client, token: str) -> None:
-        """Without a statement: the signature is checked first."""
+        """Without a statement: the address is checked first."""
         with connection.execute_wrapper(self.no_statement):
             for position in range(len(token)):
                 other = "A" if token[position] != "A" else "B"
@@ -179,22 +181,41 @@ class TestStatusPage:
     def no_statement(self, execute: Any, sql: str, *args: Any) -> Any:
         raise AssertionError(f"a forged token has reached the database: {sql}")
 
-    def test_only_our_own_signature_counts(self, client: Client, row: IdempotencyKey, settings: Any) -> None:
-        """Not one of the project's other salts, keys or signers, nor no signature at all."""
+    def test_only_our_own_address_counts(self, client: Client, row: IdempotencyKey, settings: Any) -> None:
+        """Not one that another secret has made, nor one of 0.3.0, nor a part of one, nor any text."""
+        address = partial(status_url, "default", row.key_hash, row.scope_hash, row.created_at)
+        ours = address().removeprefix("/status/status/")
+        with override_settings(SECRET_KEY="another secret"):
+            another = address().removeprefix("/status/status/")
         content = ["default", row.key_hash, row.scope_hash, row.created_at.isoformat()]
-        forged = [
-            Signer(salt="elsewhere").sign_object(content),
-            Signer(salt=SALT, key="another secret").sign_object(content),
-            TimestampSigner(salt=SALT).sign_object(content),
-            Signer(salt=SALT).sign_object(content).partition(":")[0],
-            Signer(salt=SALT).sign_object(content[:3]),
-            ":",
-            "%00",
-            "\u2028",
-        ]
+        older = Signer(salt="django_idempotency.status").sign_object(content)
         with connection.execute_wrapper(self.no_statement):
-            for token in forged:
+            for token in (another, older, ours[:-4], ours + "AAAA", ours[:20], "AAAA", "A", ":", "%00", "\u2028"):
                 assert client.get(f"/status/status/{token}").status_code == 404, token
+
+    def test_an_address_outlives_a_new_secret_key(self, client: Client, token: str, settings: Any) -> None:
+        """As long as the old one is in SECRET_KEY_FALLBACKS, and not longer."""
+        old, settings.SECRET_KEY = settings.SECRET_KEY, "a new secret"
+        assert client.get(f"/status/status/{token}").status_code == 404
+        settings.SECRET_KEY_FALLBACKS = ["an older one", old]
+        assert client.get(f"/status/status/{token}").status_code == 200
+
+    def test_neither_key_nor_caller_can_be_found_from_it(self, row: IdempotencyKey, token: str) -> None:
+        """Somebody who tries short keys and user numbers finds no hash of theirs in the address."""
+        shown = self.decoded(token)
+        texts = {shown, shown.hex().encode(), token.encode()}
+        for number in (row.key_hash, row.scope_hash):
+            bits = number.to_bytes(8, "big", signed=True)
+            for trace in (bits, bits[::-1], bits.hex().encode(), str(number).encode()):
+                assert not any(trace in text for text in texts)
+        rows = [create_key(f"k{i}", status="in_progress") for i in range(2)]
+        others = [status_url("default", key.key_hash, key.scope_hash, key.created_at) for key in rows]
+        masks = [self.decoded(address.removeprefix("/status/status/")) for address in others]
+        differ = bytes(a ^ b for a, b in zip(*masks, strict=True))
+        assert (rows[0].key_hash ^ rows[1].key_hash).to_bytes(8, "big", signed=True) not in differ
+
+    def decoded(self, token: str) -> bytes:
+        return b"".join(urlsafe_b64decode(part + "==") for part in token.split(":"))
 
     @pytest.mark.django_db(databases=["default", "other"])
     def test_a_token_is_for_one_alias_and_one_key(self, client: Client, row: IdempotencyKey) -> None:

@@ -188,6 +188,7 @@ def test_the_default_repeats_only_what_can_be_recognized() -> None:
         ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
         ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
         ({"HARMLESS_DECORATORS": "shop.traced"}, "give a list or a tuple."),
+        ({"NAMESPACE": None}, "IDEMPOTENCY['NAMESPACE']=None: give a value of type str."),
         ({"RUNBOOK_URL": 5}, "IDEMPOTENCY['RUNBOOK_URL']=5: give a value of type str."),
     ],
 )

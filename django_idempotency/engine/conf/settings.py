@@ -43,6 +43,8 @@ class Settings:
         runbook_url: the address of the project's runbook. The admin links to it beside each key that needs attention.
         derived_keys_last: how long the systems that you call remember a derived key. "retry-keyed" holds a call whose
             first start is older.
+        namespace: enters each derived key, so that deployments that share an account with a gateway derive different
+            ones. Calls in doubt are made twice if it changes.
         enabled: False lets every request pass through. For a test, never in production.
     """
 
@@ -59,6 +61,7 @@ class Settings:
     encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.encryption_keys), secret=True)
     runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
+    namespace: str = setting("", check.of_type(str))
     enabled: bool = setting(True, check.of_type(bool))
     options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)
 

@@ -17,7 +17,7 @@ from django.views import View
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
 from .registry import MARK
-from .wrappers import dotted_name, innermost, method_name, unknown_wrapper
+from .wrappers import NOT_REPLAYED, dotted_name, innermost, method_name, unknown_wrapper
 
 FUNCTION_ORDER = """
     @login_required
@@ -181,10 +181,11 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
-    advice = (
-        f"{wrapper}, which may decide who may call {name or _name(function)}: a replay would skip it. Let it come "
-        f"first:\n{order}"
-    )
+    if wrapper in NOT_REPLAYED:
+        why = "a replay would miss or get wrong: the client, or a middleware, needs it with each response"
+    else:
+        why = f"may decide who may call {name or _name(function)}: a replay would skip it"
+    advice = f"{wrapper}, which {why}. Let it come first:\n{order}"
     if wrapper.startswith("django."):
         return advice
     return (

@@ -32,14 +32,12 @@ HARMLESS = frozenset(
         "asgiref.sync.AsyncToSync",
         "asgiref.sync.SyncToAsync",
         "django.db.transaction.Atomic",
-        "django.middleware.gzip.GZipMiddleware",
         "django.middleware.http.ConditionalGetMiddleware",
         "django.views.generic.base.View.as_view",  # `as_view()` copies `__wrapped__` from the method `dispatch`.
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
-        *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "exempt", "sameorigin")),
+        *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",
-        f"{VIEWS}.csp._make_csp_decorator",  # Django 6 makes two CSP decorators with this function.
-        *(f"{VIEWS}.csrf.{name}" for name in ("csrf_exempt", "_EnsureCsrfCookie")),
+        f"{VIEWS}.csrf.csrf_exempt",
         *(f"{VIEWS}.debug.{name}" for name in ("sensitive_post_parameters", "sensitive_variables")),
         *(f"{VIEWS}.http.{name}" for name in ("condition", "require_http_methods")),
         f"{VIEWS}.vary.vary_on_headers",
@@ -47,9 +45,20 @@ HARMLESS = frozenset(
         PROXY,
     }
 )
-"""Decorators that are allowed below the protection, because they do not look at the caller. Some of them can answer in
-place of the view, for example `condition` and `require_http_methods`.
+"""Decorators that are allowed below the protection, because they do not look at the caller, and a replay has all that
+they do: a status, a body, a header. Some of them can answer in place of the view, for example `condition` and
+`require_http_methods`.
 """
+NOT_REPLAYED = frozenset(
+    {
+        "django.middleware.gzip.GZipMiddleware",  # The next client may not read a compressed body.
+        f"{VIEWS}.clickjacking.xframe_options_exempt",
+        f"{VIEWS}.csp._make_csp_decorator",  # Django 6 makes two CSP decorators with this function.
+        f"{VIEWS}.csrf._EnsureCsrfCookie",
+    }
+)
+"""Django's decorators that say something to the client at hand, or to a middleware by an attribute. No stored response
+has that, so they stand above the protection."""
 OURS = "django_idempotency."
 
 

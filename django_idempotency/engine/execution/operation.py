@@ -19,6 +19,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 
 from ...exceptions import IdempotencyConfigurationError, ResultLost, ResultNotStorable
+from ..conf import get_settings
 from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, finished, synchronous
@@ -117,7 +118,7 @@ class Operation:
         _check(name)
         self._keyed |= {name}
         if (identity := self._identity or self._derives_from) is not None:
-            return derived_key(identity, name)
+            return derived_key(identity, name, get_settings().namespace)
         self._namespace = self._namespace or uuid4()
         return str(uuid5(self._namespace, name))
 

@@ -114,11 +114,13 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
     return Identity(scope, operation, key, *unpack(">qq", of_key[:8] + of_all[:8]))
 
 
-def derived_key(identity: Identity, step: str) -> str:
+def derived_key(identity: Identity, step: str, namespace: str) -> str:
     """Return a UUID (version 5, RFC 9562) for one external call.
 
     Every attempt gets the same UUID for the call, in every process and in every release of the package. The function
     `uuid5` makes the UUID from the namespace `DERIVED` and a text. This text consists of the hexadecimal digits of a
-    SHA-256 hash. The function `digest` makes the hash from the scope, the operation, the key and the name of the step.
+    SHA-256 hash. The function `digest` makes the hash from the scope, the operation, the key and the name of the step,
+    and from the project's `NAMESPACE` if that is not empty.
     """
-    return str(uuid5(DERIVED, digest(identity.scope, identity.operation, identity.key, step).hex()))
+    parts = (identity.scope, identity.operation, identity.key, step, *((namespace,) if namespace else ()))
+    return str(uuid5(DERIVED, digest(*parts).hex()))

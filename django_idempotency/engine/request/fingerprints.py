@@ -60,6 +60,8 @@ CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token is new in each page, so the token is left out when requests are compared."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
+BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
+"""How a body begins that is still encoded so. A brotli has no such mark: set CONTENT_LENGTH where you decompress it."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
 """Django's own errors while it reads a form. After such an error, Django shows an empty body to the view."""
 
@@ -160,6 +162,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
         with suppress(Unparsable):  # if the view has no parser for forms, `request.body` is read instead
             return _form(request, parsed)
     body: bytes | None = None
+    stream: Any = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces it
     try:
         body = request.body
     except exceptions.RequestDataTooBig as error:
@@ -170,7 +173,7 @@ def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] 
         # compare the request.
         if parsed is None:
             raise _consumed() from None
-    _refuse_incomplete(request, empty=not body)
+    _refuse_incomplete(request, stream, empty=not body)
     try:
         if parsed is not None:
             return _read_by_framework(content_type, body, parsed())
@@ -197,7 +200,7 @@ def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
     # has not parsed the form. If the list is mutable and the form is empty, other code has already read the stream.
     if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
-    _refuse_incomplete(request, empty=not form)
+    _refuse_incomplete(request, getattr(request, "_stream", None), empty=not form)
     return form
 
 
@@ -229,7 +232,7 @@ def _consumed() -> IdempotencyConfigurationError:
     )
 
 
-def _refuse_incomplete(request: Any, *, empty: bool) -> None:
+def _refuse_incomplete(request: Any, stream: Any, *, empty: bool) -> None:
     """Refuse a request with an incomplete body: a retry with the whole body would have a different fingerprint.
 
     For example, the client closes the connection in the middle of the body. Then Gunicorn gives the incomplete body to
@@ -242,17 +245,22 @@ def _refuse_incomplete(request: Any, *, empty: bool) -> None:
         # Under WSGI, Django reads a chunked body as an empty body. So two different chunked bodies would have the same
         # fingerprint.
         raise Refused(length_required())
-    stream: Any = getattr(request, "_stream", None)  # Django has no public attribute for the number of received bytes
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
     elif hasattr(request, "_body"):
-        received = len(request.body)
+        encoded = "HTTP_CONTENT_ENCODING" in request.META
+        received = length if encoded and _decompressed(request) else len(request.body)
     else:
         return  # under ASGI, Django gets a form only after the server has received the whole form
-    # Perhaps a middleware has decompressed the body. Then Content-Length is the length of the compressed body, so it
-    # cannot be compared with the number of received bytes.
-    if received < length and "HTTP_CONTENT_ENCODING" not in request.META:
+    if received < length:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
+
+
+def _decompressed(request: Any) -> bool:
+    """Return whether a middleware has decompressed the body, and has left the length of the compressed one."""
+    encoding = request.META["HTTP_CONTENT_ENCODING"].lower().removeprefix("x-")
+    begins = BEGINS.get(encoding, b"")
+    return not begins.startswith(request.body[: len(begins)])
 
 
 # --- parsing

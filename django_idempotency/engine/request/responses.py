@@ -5,15 +5,19 @@ This module also makes the answer 202 and the status page. The answer 202 has a 
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
+from hashlib import sha256
 from http.client import responses
+from struct import pack, unpack
 from typing import Any
 
-from django.core.signing import BadSignature, Signer
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, reverse
 from django.utils.cache import add_never_cache_headers
+from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
@@ -38,6 +42,8 @@ NEVER_KEPT = frozenset(
 REASON = ":reason"
 """If the view has set its own reason phrase, it is stored as a header with this name. No real header has this name."""
 SALT = "django_idempotency.status"
+PROOF, CLAIM = 16, 24
+"""The bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a claim."""
 ABANDONED = "abandoned"
 """The status page shows this word for a key in progress whose worker has died. Then a retry takes the key over, or a
 person decides.
@@ -131,9 +137,9 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
     """
-    token = Signer(salt=SALT).sign_object([alias, key_hash, scope_hash, stamp(created_at)])
+    claim = pack(">qq", key_hash, scope_hash) + stamp(created_at)
     try:
-        return reverse("django_idempotency:status", args=[token])
+        return reverse("django_idempotency:status", args=[_token(settings.SECRET_KEY, alias, claim)])
     except NoReverseMatch as error:
         raise IdempotencyConfigurationError(
             "the status page of a key (in_progress_status=202) has no address. Add the page to "
@@ -141,9 +147,39 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
         ) from error
 
 
-def stamp(created_at: datetime | None) -> str | None:
-    """Convert the time of a claim into a text. The URL of the status page contains this text."""
-    return None if created_at is None else created_at.isoformat()
+def stamp(created_at: datetime | None) -> bytes:
+    """Return 8 bytes that stand for the time of a claim, so that an address is for one claim of its key."""
+    return sha256(str(created_at).encode()).digest()[:8]
+
+
+def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
+    """Return a text that proves the claim, and hides it from those who do not have the secret.
+
+    The hashes of a claim have no secret, so whoever knows them finds short keys and numbers of users by trying. See
+    RFC 5297 for the construction: the proof is the nonce of the encryption. Without one of a package, one HMAC is mask
+    enough for 24 bytes.
+    """
+    proof = salted_hmac(f"{SALT}.proof", alias.encode() + claim, secret, algorithm="sha256").digest()[:PROOF]
+    return urlsafe_b64encode(proof + _masked(secret, proof, claim) + alias.encode()).decode().rstrip("=")
+
+
+def _masked(secret: str | bytes, proof: bytes, claim: bytes) -> bytes:
+    mask = salted_hmac(f"{SALT}.mask", proof, secret, algorithm="sha256").digest()
+    return bytes(a ^ b for a, b in zip(claim, mask, strict=False))
+
+
+def _claimed(token: str) -> tuple[str, bytes] | None:
+    """Return the alias and the claim of a token that this project has made."""
+    try:
+        raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        proof, masked, alias = raw[:PROOF], raw[PROOF : PROOF + CLAIM], raw[PROOF + CLAIM :].decode()
+    except ValueError:
+        return None
+    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
+        claim = _masked(secret, proof, masked)
+        if constant_time_compare(_token(secret, alias, claim), token):
+            return alias, claim
+    return None
 
 
 @require_safe
@@ -152,11 +188,10 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
 
     The JSON does not contain the stored response, and contains no data of other callers.
     """
-    try:
-        alias, key_hash, scope_hash, claimed_at = Signer(salt=SALT).unsign_object(token)
-        state = _state(alias, key_hash, scope_hash)
-    except (BadSignature, ValueError):
-        state = None
+    state, claimed_at = None, b""
+    if (claimed := _claimed(token)) is not None:
+        alias, claim = claimed
+        state, claimed_at = _state(alias, *unpack(">qq", claim[:16])), claim[16:]
     if state is None or stamp(state["created_at"]) != claimed_at:
         response = JsonResponse({"detail": _("There is no such request.")}, status=404)
     else:

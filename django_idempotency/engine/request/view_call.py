@@ -13,6 +13,7 @@ from typing import Any
 from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.utils.translation import get_language
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options, get_settings
@@ -92,6 +93,9 @@ class ViewCall:
         """Read the response, and decide what happens to the view's writes and to the key."""
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
+            if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
+                # `LocaleMiddleware` would do it, too, but a replay would get the language of the second request.
+                response.headers.setdefault("Content-Language", language)
             return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")
 

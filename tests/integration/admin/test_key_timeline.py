@@ -40,6 +40,8 @@ class TestTimeline:
         derived = GATEWAY.charges[0]
         assert f"<code>{derived}</code>" in page
         assert f'data-copy="{derived}"' in page
+        with override_settings(IDEMPOTENCY={"NAMESPACE": "shop a"}):
+            assert derived not in page_of(in_doubt, SECRETS)
         assert post("/pay").status_code == 201
         page = page_of(IdempotencyKey.objects.get(operation="POST pay"), SECRETS)
         places = ("Claimed", "<strong>charge", "<strong>order", "<strong>Completed with status 201")
