@@ -24,7 +24,7 @@ from django_idempotency import (
 )
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.outcomes import Conflicted, InDoubt, Mismatched, TooOld, Unavailable
-from django_idempotency.engine.request.problems import problem_of, respond
+from django_idempotency.engine.request.problems import outstanding, problem_of, respond
 from django_idempotency.keys import from_form_field
 from tests.shopapp.models import Order
 
@@ -75,6 +75,26 @@ def test_what_the_client_prefers(accept: str, kind: str, client: Client) -> None
     answer = client.post("/order/", {}, headers={"Accept": accept})
 
     assert (answer.status_code, answer["Content-Type"], answer["Vary"]) == (400, kind, "Accept")
+
+
+@pytest.mark.parametrize(
+    ("headers", "fragment"),
+    [
+        ({}, True),
+        ({"HX-Request-Type": "partial", "Accept": "text/html"}, True),
+        ({"HX-Request-Type": "full", "Accept": "text/html"}, False),
+        ({"HX-Boosted": "true"}, False),
+    ],
+)
+def test_htmx_gets_the_fragment_that_it_swaps(headers: Any, fragment: bool, rf: Any) -> None:
+    """Its button asks by htmx, with the header of the key. htmx that swaps the whole body gets the whole page."""
+    sent = {"Idempotency-Key": "one", "HX-Request": "true", "Accept": "*/*", **headers}
+    answer = respond(rf.post("/order/?shop=1", {"item": "a book"}, headers=sent), outstanding(resolve()))
+    text = answer.content.decode()
+    assert answer.status_code == 409
+    assert text.startswith('<section class="idempotency-problem">' if fragment else "<!doctype html>")
+    again = 'hx-post="/order/?shop=1" hx-headers="{&quot;Idempotency-Key&quot;: &quot;one&quot;}"'
+    assert ('value="a book"' in text, again in text) == (True, fragment)
 
 
 @pytest.mark.django_db

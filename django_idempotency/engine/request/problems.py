@@ -31,6 +31,7 @@ IN_PROGRESS = "in-progress"
 CHANGING = "changing-credential"
 JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
+FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 DESCRIBED = frozenset({400, 409, 422})
 """The statuses of answers that link to the project's documentation of its keys."""
 
@@ -264,7 +265,7 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """Return a page about the problem if the client is a browser.
+    """Return a page about the problem if the client is a browser, or a fragment if htmx has asked for one.
 
     Return None if the client is a program, or if the project does not use Django templates.
 
@@ -272,19 +273,37 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     automatic reload would send a GET request. The answer to this GET request would be an empty form with a new key. A
     customer would fill in the empty form, and order the same goods a second time.
     """
-    if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
+    by_htmx = request.headers.get("HX-Request") == "true"  # htmx 2 accepts anything, and would show the shopper JSON
+    if not by_htmx and request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None
+    whole = not by_htmx or "HX-Boosted" in request.headers or request.headers.get("HX-Request-Type") == "full"
+    template = "problem.html" if whole else "problem_fragment.html"
+    again = _again(request)
+    htmx = None if whole or again is None else {"url": request.get_full_path(), "headers": _again_headers(request)}
+    context = {"problem": problem, "again": again, "htmx": htmx}
     try:
-        again = [] if request.FILES else [(name, value) for name, values in request.POST.lists() for value in values]
-    except RequestDataTooBig:  # the page of the 413 cannot send the form again either
-        again = []
-    try:
-        page = render(request, "django_idempotency/problem.html", {"problem": problem, "again": again})
+        page = render(request, f"django_idempotency/{template}", context)
     except TemplateDoesNotExist:
         return None
     page.status_code = problem.status
     add_never_cache_headers(page)
     return page
+
+
+def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
+    """Return the fields with which a page can send this form again, or None if it cannot."""
+    try:
+        if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
+            return None
+        return [(name, value) for name, values in request.POST.lists() for value in values]
+    except RequestDataTooBig:  # Django does not read this form
+        return None
+
+
+def _again_headers(request: HttpRequest) -> str:
+    """Return the headers of `hx-headers`, without which the same form would be another request."""
+    names = (get_settings().header, "X-CSRFToken")
+    return json.dumps({name: request.headers[name] for name in names if name in request.headers})
 
 
 def _json(request: HttpRequest, problem: Problem, docs_url: str | None) -> HttpResponse:
