@@ -79,7 +79,7 @@ def test_a_conflict_is_a_fragment_that_checks_again(form: Any, errors: list[str]
         keys.update(status="in_progress", locked_until=soon)
         page.evaluate("markup => { document.body.innerHTML = markup; htmx.process(document.body) }", markup)
         page.click("button")
-        page.wait_for_selector("h1:text('Your request')")
+        page.wait_for_selector("h1:text('We are still working on your request')")
         keys.update(status="completed", locked_until=None)
         page.click("button")
         page.wait_for_selector(".placed")

@@ -39,6 +39,11 @@ def order(request: HttpRequest) -> HttpResponse:
     return HttpResponse(Order.objects.create(reference=request.POST["item"]).pk, status=201)
 
 
+@idempotent(key=from_form_field())
+def picky(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(status=400 if request.POST["item"] == "sold out" else 201)
+
+
 @idempotent(lease=60, record=lambda response: False)
 def pay(request: HttpRequest) -> HttpResponse:
     placed = get_operation(request).write("order", Order.objects.create, reference="59")
@@ -55,7 +60,7 @@ def doubt(request: HttpRequest) -> HttpResponse:
     return HttpResponse(operation.call("charge", [].pop))
 
 
-urlpatterns = [path("order/", order), path("pay/", pay), path("doubt/", doubt)]
+urlpatterns = [path("order/", order), path("picky/", picky), path("pay/", pay), path("doubt/", doubt)]
 pytestmark = pytest.mark.urls(__name__)
 FORM = {"idempotency_key": "one", "item": "a <b>book</b>", "csrfmiddlewaretoken": "x"}
 
@@ -115,21 +120,35 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
 
     text = answers[1].content.decode()
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (422, "false")
-    assert "It was sent before with other content." in text
+    assert "This form was sent before, with other content" in text
     assert "<form" not in text  # nothing good comes of sending it again
+    refused = [client.post("/picky/", {**FORM, "item": item}, headers=BROWSER) for item in ("sold out", "a lamp")]
+    assert "This form was refused when you first sent it" in refused[1].content.decode()
     assert "no-store" in answers[1]["Cache-Control"]
     with translation.override("de"):
         german = client.post("/order/", {}, headers=BROWSER)
-    assert "Etwas fehlt" in german.content.decode()
+    assert "In Ihrer Anfrage fehlt etwas" in german.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("referer", "linked"),
+    [("http://testserver/form?shop=1", True), ("http://evil.example/form", False), ("", False)],
+)
+def test_a_changed_form_leads_back_to_a_new_one(referer: str, linked: bool, rf: Any) -> None:
+    """To the page that it came from, if that is one of this site."""
+    request = rf.post("/order/", FORM, headers={**BROWSER, "Referer": referer})
+    text = respond(request, problem_of(Mismatched(), resolve())).content.decode()
+    assert ('<a href="http://testserver/form?shop=1">Open the form again</a>' in text, "href" in text) == (linked,) * 2
 
 
 @pytest.mark.parametrize(
     ("outcome", "status", "says", "again"),
     [
-        (Conflicted(), 409, "It is still being processed. Wait a moment, then check again.", True),
-        (InDoubt(), 409, "Please do not start anew.", True),
-        (Unavailable(), 503, "We are busy, and nothing was done.", True),
-        (Mismatched(), 422, "It was sent before with other content.", False),
+        (Conflicted(), 409, "We are still working on your request", True),
+        (InDoubt(), 409, "please do not start anew.", True),
+        (Unavailable(), 503, "We are busy, and nothing was done", True),
+        (Mismatched(), 422, "This form was sent before, with other content", False),
+        (Mismatched(refused=True), 422, "This form was refused when you first sent it", False),
         (TooOld(), 409, "its request may have been processed already", False),
     ],
 )

@@ -20,6 +20,7 @@ from django.shortcuts import render
 from django.template import TemplateDoesNotExist
 from django.utils.cache import add_never_cache_headers, patch_vary_headers
 from django.utils.encoding import escape_uri_path
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
 from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
@@ -84,6 +85,8 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
     """Type and id of the object that the first request has referred to, if the same caller sent that request."""
+    refused: bool = False
+    """With "already-used": whether the key's first request was refused with a status of 400 or above."""
 
     @property
     def meaning(self) -> Meaning:
@@ -222,7 +225,8 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
             problem = key_too_old()
         case _:
             assert_never(refusal)
-    return replace(problem, resource=getattr(refusal, "resource", None))
+    refused = getattr(refusal, "refused", False)
+    return replace(problem, resource=getattr(refusal, "resource", None), refused=refused)
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
@@ -280,7 +284,7 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     template = "problem.html" if whole else "problem_fragment.html"
     again = _again(request)
     htmx = None if whole or again is None else {"url": request.get_full_path(), "headers": _again_headers(request)}
-    context = {"problem": problem, "again": again, "htmx": htmx}
+    context = {"problem": problem, "again": again, "htmx": htmx, "form_url": _form_url(request)}
     try:
         page = render(request, f"django_idempotency/{template}", context)
     except TemplateDoesNotExist:
@@ -298,6 +302,12 @@ def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
         return [(name, value) for name, values in request.POST.lists() for value in values]
     except RequestDataTooBig:  # Django does not read this form
         return None
+
+
+def _form_url(request: HttpRequest) -> str | None:
+    """Return the page from which the form was sent, if it is one of this site. A GET of it brings a new key."""
+    referer = request.headers.get("Referer")
+    return referer if url_has_allowed_host_and_scheme(referer, {request.get_host()}, request.is_secure()) else None
 
 
 def _again_headers(request: HttpRequest) -> str:
