@@ -1,7 +1,4 @@
-"""This module has a template tag for HTML forms. The tag renders a hidden field with a key.
-
-In a template, load the tag with `{% load idempotency %}`.
-"""
+"""The template tags for pages that send a key. Load them with `{% load idempotency %}`."""
 
 from __future__ import annotations
 
@@ -22,3 +19,12 @@ def idempotency_key(name: str = FORM_FIELD) -> SafeString:
     Do not cache the page, because all readers of a cached page would get the same key.
     """
     return format_html('<input type="hidden" name="{}" value="{}">', name, new_key())
+
+
+@register.simple_tag
+def new_idempotency_key() -> str:
+    """Return a new key without a field around it, for `hx-headers` of htmx or a script that calls `fetch`.
+
+    Each element needs a key of its own, and the page must not be cached.
+    """
+    return new_key()

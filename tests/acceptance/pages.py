@@ -14,3 +14,8 @@ def blocks(page: str) -> dict[str, str]:
     found = re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert len(found) == (ROOT / page).read_text().count("```python")
     return dict(found)
+
+
+def templates(page: str) -> dict[str, str]:
+    """The page's HTML blocks by the file name in their first line."""
+    return dict(re.findall(r"```html\n<!-- (\S+) -->\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))

@@ -31,6 +31,7 @@ def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules, "shop.mutations", SimpleNamespace(CountsEntries=type("", (), {}), mutate_once=None)
     )
+    monkeypatch.setitem(sys.modules, "shop.forms", SimpleNamespace(OrderView=object))
     monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(execute=None))
     monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))
 

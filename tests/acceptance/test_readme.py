@@ -10,7 +10,7 @@ from django.test import Client, override_settings
 from django.urls import include, path
 
 from django_idempotency import idempotent
-from tests.acceptance.pages import ROOT
+from tests.acceptance.pages import templates
 from tests.shopapp import models
 
 needs_drf = pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
@@ -65,19 +65,20 @@ def test_the_ninja_operation_creates_one_order(run, serve, client):
 
 @pytest.mark.django_db
 def test_the_form_is_clicked_twice(run, serve):
-    """The page's template, its view, and a browser that sends what it was shown."""
+    """The page's template, its view, and a browser that sends what it was shown, and corrects it after an error."""
     client = Client(enforce_csrf_checks=True)
-    (template,) = re.findall(r"```html\n<!-- (.*?) -->\n(.*?)```", (ROOT / "docs/views.md").read_text(), re.DOTALL)
-    templates = {
+    engine = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "OPTIONS": {"loaders": [("django.template.loaders.locmem.Loader", dict([template]))]},
+        "OPTIONS": {"loaders": [("django.template.loaders.locmem.Loader", templates("docs/views.md"))]},
     }
-    with override_settings(TEMPLATES=[templates]):
+    with override_settings(TEMPLATES=[engine]):
         serve(path("order/", run("docs/views.md", "shop/forms.py").OrderView.as_view()))
         page = client.get("/order/").content.decode()
         fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)">', page))
+        refused = client.post("/order/", {**fields, "reference": "a book", "amount": ""})
         answers = [client.post("/order/", {**fields, "reference": "a book", "amount": 1}) for _ in range(2)]
 
+    assert (refused.status_code, refused.context["form"].errors.keys()) == (200, {"amount"})
     assert [(a.status_code, a["Location"], a["Idempotency-Replayed"]) for a in answers] == [
         (302, "/thanks/", "false"),
         (302, "/thanks/", "true"),

@@ -68,7 +68,7 @@ def test_the_page_of_a_conflict_sends_the_same_form_again(page: Any, errors: lis
 
     click_again(page, key)
 
-    page.wait_for_selector("h1:text('Your request')")
+    page.wait_for_selector("h1:text('We are still working on your request')")
     assert page.evaluate("document.documentElement.lang") == "en-us"
     keys.update(status="completed", locked_until=None)
     page.click("button")

@@ -83,12 +83,13 @@ class TestForm:
         return Client(enforce_csrf_checks=True)
 
     def test_the_tag_renders_a_new_key_each_time(self) -> None:
-        """A UUID of version 7 in a hidden field. Its name can be another one, and is escaped."""
-        tag = engines["django"].from_string("{% load idempotency %}{% idempotency_key %}{% idempotency_key name %}")
+        """A UUID of version 7 in a hidden field. Its name can be another one, and is escaped. Or the key alone."""
+        tags = "{% load idempotency %}{% idempotency_key %}{% idempotency_key name %}{% new_idempotency_key %}"
+        tag = engines["django"].from_string(tags)
         pages = [tag.render({"name": '"once'}) for _ in range(2)]
         field = f'<input type="hidden" name="%s" value="{A_UUID}">'
         for page in pages:
-            assert re.fullmatch(field % "idempotency_key" + field % "&quot;once", page)
+            assert re.fullmatch(field % "idempotency_key" + field % "&quot;once" + A_UUID, page)
         assert pages[0] != pages[1]
 
     @pytest.mark.parametrize("late_keys", ["run", "refuse"])

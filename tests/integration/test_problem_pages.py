@@ -24,7 +24,7 @@ from django_idempotency import (
 )
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.outcomes import Conflicted, InDoubt, Mismatched, TooOld, Unavailable
-from django_idempotency.engine.request.problems import problem_of, respond
+from django_idempotency.engine.request.problems import outstanding, problem_of, respond
 from django_idempotency.keys import from_form_field
 from tests.shopapp.models import Order
 
@@ -37,6 +37,11 @@ def order(request: HttpRequest) -> HttpResponse:
     if IN_BETWEEN:
         IN_BETWEEN.pop()()
     return HttpResponse(Order.objects.create(reference=request.POST["item"]).pk, status=201)
+
+
+@idempotent(key=from_form_field())
+def picky(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(status=400 if request.POST["item"] == "sold out" else 201)
 
 
 @idempotent(lease=60, record=lambda response: False)
@@ -55,7 +60,7 @@ def doubt(request: HttpRequest) -> HttpResponse:
     return HttpResponse(operation.call("charge", [].pop))
 
 
-urlpatterns = [path("order/", order), path("pay/", pay), path("doubt/", doubt)]
+urlpatterns = [path("order/", order), path("picky/", picky), path("pay/", pay), path("doubt/", doubt)]
 pytestmark = pytest.mark.urls(__name__)
 FORM = {"idempotency_key": "one", "item": "a <b>book</b>", "csrfmiddlewaretoken": "x"}
 
@@ -77,6 +82,26 @@ def test_what_the_client_prefers(accept: str, kind: str, client: Client) -> None
     assert (answer.status_code, answer["Content-Type"], answer["Vary"]) == (400, kind, "Accept")
 
 
+@pytest.mark.parametrize(
+    ("headers", "fragment"),
+    [
+        ({}, True),
+        ({"HX-Request-Type": "partial", "Accept": "text/html"}, True),
+        ({"HX-Request-Type": "full", "Accept": "text/html"}, False),
+        ({"HX-Boosted": "true"}, False),
+    ],
+)
+def test_htmx_gets_the_fragment_that_it_swaps(headers: Any, fragment: bool, rf: Any) -> None:
+    """Its button asks by htmx, with the header of the key. htmx that swaps the whole body gets the whole page."""
+    sent = {"Idempotency-Key": "one", "HX-Request": "true", "Accept": "*/*", **headers}
+    answer = respond(rf.post("/order/?shop=1", {"item": "a book"}, headers=sent), outstanding(resolve()))
+    text = answer.content.decode()
+    assert answer.status_code == 409
+    assert text.startswith('<section class="idempotency-problem">' if fragment else "<!doctype html>")
+    again = 'hx-post="/order/?shop=1" hx-headers="{&quot;Idempotency-Key&quot;: &quot;one&quot;}"'
+    assert ('value="a book"' in text, again in text) == (True, fragment)
+
+
 @pytest.mark.django_db
 def test_a_form_that_is_too_large_is_413_in_a_browser_too(settings: Any) -> None:
     """Its page sends no form again, because Django does not read this one."""
@@ -95,21 +120,35 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
 
     text = answers[1].content.decode()
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (422, "false")
-    assert "It was sent before with other content." in text
+    assert "This form was sent before, with other content" in text
     assert "<form" not in text  # nothing good comes of sending it again
+    refused = [client.post("/picky/", {**FORM, "item": item}, headers=BROWSER) for item in ("sold out", "a lamp")]
+    assert "This form was refused when you first sent it" in refused[1].content.decode()
     assert "no-store" in answers[1]["Cache-Control"]
     with translation.override("de"):
         german = client.post("/order/", {}, headers=BROWSER)
-    assert "Etwas fehlt" in german.content.decode()
+    assert "In Ihrer Anfrage fehlt etwas" in german.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("referer", "linked"),
+    [("http://testserver/form?shop=1", True), ("http://evil.example/form", False), ("", False)],
+)
+def test_a_changed_form_leads_back_to_a_new_one(referer: str, linked: bool, rf: Any) -> None:
+    """To the page that it came from, if that is one of this site."""
+    request = rf.post("/order/", FORM, headers={**BROWSER, "Referer": referer})
+    text = respond(request, problem_of(Mismatched(), resolve())).content.decode()
+    assert ('<a href="http://testserver/form?shop=1">Open the form again</a>' in text, "href" in text) == (linked,) * 2
 
 
 @pytest.mark.parametrize(
     ("outcome", "status", "says", "again"),
     [
-        (Conflicted(), 409, "It is still being processed. Wait a moment, then check again.", True),
-        (InDoubt(), 409, "Please do not start anew.", True),
-        (Unavailable(), 503, "We are busy, and nothing was done.", True),
-        (Mismatched(), 422, "It was sent before with other content.", False),
+        (Conflicted(), 409, "We are still working on your request", True),
+        (InDoubt(), 409, "please do not start anew.", True),
+        (Unavailable(), 503, "We are busy, and nothing was done", True),
+        (Mismatched(), 422, "This form was sent before, with other content", False),
+        (Mismatched(refused=True), 422, "This form was refused when you first sent it", False),
         (TooOld(), 409, "its request may have been processed already", False),
     ],
 )

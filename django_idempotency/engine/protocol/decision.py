@@ -95,7 +95,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
     if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
-        return outcomes.Mismatched(resource=stored.resource)
+        return outcomes.Mismatched(resource=stored.resource, refused=(stored.status_code or 0) >= 400)
     if stored.status is Status.COMPLETED:
         return outcomes.Completed(snapshot=stored.response(stored, of), resource=stored.resource)
     return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource) if stored.unleased else Resume()

@@ -123,9 +123,11 @@ class Mismatched:
 
     Attributes:
         resource: the object that the earlier request has referred to, if the same caller sent that request.
+        refused: whether the stored response of the earlier request is an error.
     """
 
     resource: Resource | None = field(default=None, compare=False)
+    refused: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

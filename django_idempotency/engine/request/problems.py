@@ -20,6 +20,7 @@ from django.shortcuts import render
 from django.template import TemplateDoesNotExist
 from django.utils.cache import add_never_cache_headers, patch_vary_headers
 from django.utils.encoding import escape_uri_path
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
 from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
@@ -31,6 +32,7 @@ IN_PROGRESS = "in-progress"
 CHANGING = "changing-credential"
 JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
+FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 DESCRIBED = frozenset({400, 409, 422})
 """The statuses of answers that link to the project's documentation of its keys."""
 
@@ -83,6 +85,8 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
     """Type and id of the object that the first request has referred to, if the same caller sent that request."""
+    refused: bool = False
+    """With "already-used": whether the key's first request was refused with a status of 400 or above."""
 
     @property
     def meaning(self) -> Meaning:
@@ -221,7 +225,8 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
             problem = key_too_old()
         case _:
             assert_never(refusal)
-    return replace(problem, resource=getattr(refusal, "resource", None))
+    refused = getattr(refusal, "refused", False)
+    return replace(problem, resource=getattr(refusal, "resource", None), refused=refused)
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
@@ -264,7 +269,7 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """Return a page about the problem if the client is a browser.
+    """Return a page about the problem if the client is a browser, or a fragment if htmx has asked for one.
 
     Return None if the client is a program, or if the project does not use Django templates.
 
@@ -272,19 +277,43 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     automatic reload would send a GET request. The answer to this GET request would be an empty form with a new key. A
     customer would fill in the empty form, and order the same goods a second time.
     """
-    if request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
+    by_htmx = request.headers.get("HX-Request") == "true"  # htmx 2 accepts anything, and would show the shopper JSON
+    if not by_htmx and request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None
+    whole = not by_htmx or "HX-Boosted" in request.headers or request.headers.get("HX-Request-Type") == "full"
+    template = "problem.html" if whole else "problem_fragment.html"
+    again = _again(request)
+    htmx = None if whole or again is None else {"url": request.get_full_path(), "headers": _again_headers(request)}
+    context = {"problem": problem, "again": again, "htmx": htmx, "form_url": _form_url(request)}
     try:
-        again = [] if request.FILES else [(name, value) for name, values in request.POST.lists() for value in values]
-    except RequestDataTooBig:  # the page of the 413 cannot send the form again either
-        again = []
-    try:
-        page = render(request, "django_idempotency/problem.html", {"problem": problem, "again": again})
+        page = render(request, f"django_idempotency/{template}", context)
     except TemplateDoesNotExist:
         return None
     page.status_code = problem.status
     add_never_cache_headers(page)
     return page
+
+
+def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
+    """Return the fields with which a page can send this form again, or None if it cannot."""
+    try:
+        if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
+            return None
+        return [(name, value) for name, values in request.POST.lists() for value in values]
+    except RequestDataTooBig:  # Django does not read this form
+        return None
+
+
+def _form_url(request: HttpRequest) -> str | None:
+    """Return the page from which the form was sent, if it is one of this site. A GET of it brings a new key."""
+    referer = request.headers.get("Referer")
+    return referer if url_has_allowed_host_and_scheme(referer, {request.get_host()}, request.is_secure()) else None
+
+
+def _again_headers(request: HttpRequest) -> str:
+    """Return the headers of `hx-headers`, without which the same form would be another request."""
+    names = (get_settings().header, "X-CSRFToken")
+    return json.dumps({name: request.headers[name] for name in names if name in request.headers})
 
 
 def _json(request: HttpRequest, problem: Problem, docs_url: str | None) -> HttpResponse:
