@@ -1,6 +1,6 @@
 """This module has the mixin `IdempotencyMixin` for class-based views of plain Django.
 
-You can also import the same class from `django_idempotency.rest_framework`.
+Views of the REST framework use `django_idempotency.rest_framework.IdempotencyMixin`, its subclass.
 """
 
 from .engine.declare.class_options import IdempotencyMixin

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.test import RequestFactory
 
 from django_idempotency import Idempotency
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request.fingerprints import fingerprint_of
+from django_idempotency.engine.request.fingerprints import fingerprint_of, parsed_payload_of, payload_of
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -16,9 +17,14 @@ MULTIPART = "multipart/form-data; boundary=x"
 
 
 def of(request: Any, **options: Any) -> bytes:
-    found = fingerprint_of(request, resolve(Idempotency(**options)), request)
+    found = fingerprint_of(request, resolve(Idempotency(**options)), request, payload_of)
     assert found is not None
     return found
+
+
+def parsed_as(parsed: Callable[[], Any]) -> Any:
+    """What reads a body for a framework whose parser returns this."""
+    return lambda request, options, content_type: parsed_payload_of(request, content_type, parsed)
 
 
 def seen(body: Any, content_type: str = JSON, path: str = "/", method: str = "POST", **options: Any) -> bytes:

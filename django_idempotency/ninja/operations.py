@@ -1,5 +1,4 @@
-"""This module has the decorator `idempotent_operation`, and the class `NinjaViewCall` for requests to protected
-operations.
+"""The decorator `idempotent_operation`, and the adapter of Django Ninja.
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
@@ -32,7 +31,8 @@ from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.adapters import RUNNING, Adapter
-from ..engine.request.callers import auth_scope
+from ..engine.request.callers import authenticated_scope
+from ..engine.request.calls import Call
 from ..engine.request.view_call import ViewCall
 from ..engine.stores import alias_of
 from ..exceptions import IdempotencyConfigurationError
@@ -84,7 +84,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
             f"{WAY_OUT}"
         )
 
-    def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NinjaViewCall:
+    def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         request = args[0] if args else None
         if not isinstance(request, HttpRequest):
             raise IdempotencyConfigurationError(f"{unprotected!r} was called without a Ninja request.{WAY_OUT}")
@@ -94,8 +94,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
                 f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
                 f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
             )
-        call = NinjaViewCall(request, unprotected, args, kwargs, getattr(operation, MARK).options)
-        call.operation = operation
+        call = ViewCall(request, unprotected, args, kwargs, getattr(operation, MARK).options)
+        call.adapter = ADAPTER
         return call
 
     protected: Any = wraps(view)(protected_form(view, make_call))
@@ -152,37 +152,6 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
     return response
 
 
-class NinjaViewCall(ViewCall):
-    """A `NinjaViewCall` is one request to a protected operation.
-
-    `Operation.run` has already authenticated and throttled the caller, and parsed the parameters.
-    """
-
-    operation: Operation
-
-    def authenticated(self) -> str | None:
-        return ADAPTER.authenticated(self.request)
-
-    def ready(self, response: Any) -> HttpResponseBase:
-        """Convert the operation's result into a response, in the same way as Django Ninja does.
-
-        The conversion happens before the COMMIT, because a schema can refuse the result.
-        """
-        # If the operation has a parameter of the type `HttpResponse`, the operation can set headers on this parameter.
-        temporal = self.kwargs.get(self.operation.signature.response_arg or "")
-        return self.render(converted(self.operation, self.request, response, temporal))
-
-    def answer(self, error: Exception) -> Finished[HttpResponseBase]:
-        """Call the API's exception handlers in a new transaction, and return their answer."""
-        try:
-            with transaction.atomic(using=alias_of(self.options)):
-                return self.judge(self.render(self.operation.api.on_exception(self.request, error)))
-        # The function `_answered` raises this exception again.
-        except Exception as unanswered:  # noqa: BLE001
-            setattr(self.request, UNANSWERED, unanswered)
-            return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
-
-
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
     """Return the result of an operation as a response.
 
@@ -194,13 +163,15 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
 
 
 class NinjaAdapter(Adapter):
-    """The calls of Django Ninja's operations are made by `idempotent_operation`, which knows the operation."""
+    """The function of an operation is called by `Operation.run`, which has authenticated and throttled the caller, and
+    parsed the parameters. The request is Django's own, and knows the operation.
+    """
 
-    def authenticated(self, request: Any) -> str | None:
-        """Return a text that identifies the caller. If the authentication has found no caller, return None."""
+    def caller(self, request: Any) -> str | None:
+        """Return the scope of `request.auth`, or of the user."""
         auth = getattr(request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
-            return None
+            return super().caller(request)
         if isinstance(auth, str):
             # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator has returned
             # this text. The session authenticators of Django Ninja never return a text, so this code ignores these
@@ -212,7 +183,30 @@ class NinjaAdapter(Adapter):
                     f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
                     "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
                 )
-        return auth_scope(auth)
+        return authenticated_scope(request)
+
+    def response(self, call: Call, returned: Any) -> HttpResponseBase:
+        """Convert the operation's result into a response, in the same way as Django Ninja does.
+
+        The conversion happens before the COMMIT, because a schema can refuse the result.
+        """
+        operation: Operation = getattr(call.request, RUNNING)
+        # If the operation has a parameter of the type `HttpResponse`, the operation can set headers on this parameter.
+        temporal = call.kwargs.get(operation.signature.response_arg or "")
+        return super().response(call, converted(operation, call.request, returned, temporal))
+
+    def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
+        """Call the API's exception handlers in a new transaction, and return their answer."""
+        api = getattr(call.request, RUNNING).api
+        try:
+            with transaction.atomic(using=alias_of(call.options)):
+                return call.judge(super().response(call, api.on_exception(call.request, error)))
+        # The function `_answered` raises this exception again.
+        except Exception as unanswered:  # noqa: BLE001
+            setattr(call.request, UNANSWERED, unanswered)
+            return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
+
+    # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
         """Return what the base class says. The callback of a URL is a closure, which contains a `PathView` object with
@@ -229,10 +223,10 @@ class NinjaAdapter(Adapter):
             if method not in SAFE_METHODS
         )
 
-    def response(self, returned: Any, target: Any) -> HttpResponseBase:
+    def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
         """Convert the value as if the operation had returned it, with an empty request object."""
         if not isinstance(target, Operation):
-            return super().response(returned, target)
+            return super().recovered(returned, target)
         request = HttpRequest()
         request.method = next(method for method in target.methods if method not in SAFE_METHODS)
         response: HttpResponseBase = converted(target, request, returned)

@@ -1,5 +1,5 @@
 """This package has `IdempotencyMixin` for Django REST framework."""
 
-from ..views import IdempotencyMixin
+from .mixins import IdempotencyMixin
 
 __all__ = ["IdempotencyMixin"]

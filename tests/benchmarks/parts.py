@@ -51,7 +51,7 @@ def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
     from django_idempotency.engine.execution import atomic
     from django_idempotency.engine.execution.bridge import NoBridgeAbove
     from django_idempotency.engine.protocol.outcomes import Snapshot
-    from django_idempotency.engine.request import pipeline, view_call
+    from django_idempotency.engine.request import adapters, calls, pipeline
     from django_idempotency.engine.stores import messages, postgresql, store
 
     snapshot = Snapshot(status_code=201, headers=(("Content-Type", "application/json"),), body=b"y" * 190)
@@ -70,11 +70,11 @@ def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
         "all but the body": [(pipeline, "fingerprint_of", read_only)],
         "scope": [(pipeline, "scope_of", lambda *others: "anonymous")],
         "key": [(pipeline, "read_key", lambda request, options: request.META["HTTP_IDEMPOTENCY_KEY"])],
-        "operation": [(view_call.ViewCall, "operation_name", lambda call: "POST orders/")],
-        "capture": [(view_call, "capture", lambda *others: snapshot)],
+        "operation": [(calls.Call, "operation_name", lambda call: "POST orders/")],
+        "capture": [(calls, "capture", lambda *others: snapshot)],
         "headers as JSON": [(store, "seal_response", lambda *others: ("[]", snapshot.body))],
         "events": [(pipeline, "report_outcome", lambda *others: None), (atomic, "report", lambda *o, **k: None)],
-        "replayed header": [(view_call.ViewCall, "deliver", lambda call, response, replayed: response)],
+        "replayed header": [(adapters.Adapter, "deliver", lambda adapter, call, response, **options: response)],
         "may_send": [(messages, "may_send", lambda *others: True)],
         "ended, broken": [(databases, name, lambda *others: False) for name in ("has_ended", "is_broken")],
         "bridge": [(NoBridgeAbove, "__enter__", alone), (NoBridgeAbove, "__exit__", lambda *others: None)],

@@ -20,7 +20,7 @@ from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of
 from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem, replayed
-from tests.payloads import FORM, JSON, MULTIPART, of
+from tests.payloads import FORM, JSON, MULTIPART, of, parsed_as
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
@@ -69,9 +69,9 @@ def test_a_consumed_body_that_no_parser_takes_is_an_error(rf: RequestFactory) ->
 
     request = rf.post("/", b"x", content_type=JSON)
     request.read()
-    assert fingerprint_of(request, resolve(), request, lambda: {"a": 1})
+    assert fingerprint_of(request, resolve(), request, parsed_as(lambda: {"a": 1}))
     with pytest.raises(IdempotencyConfigurationError, match="consumed before the view"):
-        fingerprint_of(request, resolve(), request, refusing)
+        fingerprint_of(request, resolve(), request, parsed_as(refusing))
 
 
 # --- what cannot be compared

@@ -19,11 +19,11 @@ from django.test.client import encode_multipart
 from django.urls import ResolverMatch, path, re_path, register_converter
 from django.urls.converters import get_converters
 
-from django_idempotency import Idempotency, IdempotencyConfigurationError, idempotent
+from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import fingerprint_of
 from tests.http import posting_to_a_view, replayed
-from tests.payloads import FORM, MULTIPART, of, seen
+from tests.payloads import FORM, MULTIPART, of, parsed_as, seen
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +35,8 @@ def test_what_a_framework_parses_is_told_apart(rf: RequestFactory) -> None:
     """Its parser may produce other types than JSON has: a text of the same content is another value."""
     values = [b"ab", "ab", "6162", ["bytes", "6162"], Decimal("1.5"), Decimal("1.6"), "1.5", 1.5]
     request = rf.post("/", "{}", content_type="application/json")
-    assert len({fingerprint_of(request, resolve(), request, partial(dict, a=value)) for value in values}) == 8
+    asked = (fingerprint_of(request, resolve(), request, parsed_as(partial(dict, a=value))) for value in values)
+    assert len(set(asked)) == 8
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_a_multipart_form_is_compared_by_content_whatever_the_method(settings: A
     def patched(boundary: str, content: bytes, **more: str) -> bytes | None:
         body = encode_multipart(boundary, {"a": "1", "f": SimpleUploadedFile("f", content), **more})
         request = RequestFactory().patch("/", body, content_type=f"multipart/form-data; boundary={boundary}")
-        made = fingerprint_of(request, resolve(), request)
+        made = of(request)
         assert request.body == body
         request.upload_handlers = []  # the view may still choose its own
         return made
@@ -125,10 +126,7 @@ def test_what_is_no_form_is_compared_by_its_bytes(settings: Any, parameters: str
     many = encode_multipart("x", {"a": "1", "b": "2"})
     bodies = (b"one", b"another", many, many.replace(b"2", b"3"))
     content_type = f"multipart/form-data{parameters}"
-    made = [
-        fingerprint_of(request, resolve(), request)
-        for request in (RequestFactory().generic(method, "/", body, content_type=content_type) for body in bodies)
-    ]
+    made = [of(RequestFactory().generic(method, "/", body, content_type=content_type)) for body in bodies]
     assert len({*made}) == 4
 
 
@@ -237,8 +235,8 @@ def test_none_compares_no_payload_and_no_query() -> None:
 
 def test_a_callable_does_not_mix_up_methods(rf: RequestFactory) -> None:
     """The same bytes under another method are another request."""
-    options = resolve(Idempotency(fingerprint=lambda request: b"same"))
-    found = [fingerprint_of(r := rf.generic(method, "/"), options, r) for method in ("POST", "PATCH", "POST")]
+    methods = ("POST", "PATCH", "POST")
+    found = [of(rf.generic(method, "/"), fingerprint=lambda request: b"same") for method in methods]
     assert found[0] == found[2] != found[1]
 
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.key_syntax import InvalidKey, parse_header
-from django_idempotency.engine.request.fingerprints import fingerprint_of
+from django_idempotency.engine.request.fingerprints import fingerprint_of, payload_of
 from django_idempotency.engine.request.problems import Refused
 from django_idempotency.models import IdempotencyKey
 
@@ -56,7 +56,7 @@ def peak(rf: RequestFactory, content_type: str, upload: Upload) -> float:
     tracemalloc.start()
     try:
         try:
-            assert fingerprint_of(request, resolve(), request) is not None
+            assert fingerprint_of(request, resolve(), request, payload_of) is not None
             assert upload.position == upload.length
         except (Refused, MultiPartParserError, SuspiciousOperation):  # the others are Django's own, of a form
             assert upload.length > 2_621_440

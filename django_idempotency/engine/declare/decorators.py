@@ -102,7 +102,9 @@ def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], k
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if (adapter := adapter_of(candidate)).is_request(candidate):
-            return adapter.call(candidate, view, args, kwargs, options)
+            call = ViewCall(adapter.django_request(candidate), view, args, kwargs, options, asked_with=candidate)
+            call.adapter = adapter
+            return call
     raise IdempotencyConfigurationError(
         f"{view!r} was called without a request. idempotent protects views: functions that take a request first, or "
         "methods that take it after self."

@@ -65,7 +65,7 @@ class Declaration:
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
-        return reconciled(adapter_of(self.target, returned).response(returned, self.target), self.options)
+        return reconciled(adapter_of(self.target, returned).recovered(returned, self.target), self.options)
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:

@@ -50,17 +50,38 @@ logger = logging.getLogger("django_idempotency")
 _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
 
+def user_scope(request: Any) -> str | None:
+    """Return the scope of the user whom Django or a middleware has authenticated, or None.
+
+    To load the user, Django or the project can run queries.
+    """
+    user = getattr(request, "user", None)
+    if user is None or not is_authenticated(user):
+        auser = getattr(request, "auser", None)
+        if auser is None or getattr(getattr(auser, "func", None), "__module__", "") == DJANGO_AUSER:
+            return None
+        # An asynchronous middleware may set only this, and `login_required` of an `async def` view asks only this.
+        user = synchronous(auser)()
+        if not is_authenticated(user):
+            return None
+    return with_client(scope_of_user(user), request)
+
+
+def with_client(caller: str, request: Any) -> str:
+    """Return the scope of a caller, and of the client that acts for it in this request."""
+    client = _client(request)
+    return caller if client is None else acting_for(caller) + client
+
+
 def scope_of(
-    request: Any, options: Options, authenticated: Callable[[], str | None] | None = None, *, default: bool = False
+    request: Any, options: Options, caller: Callable[[Any], str | None] = user_scope, *, default: bool = False
 ) -> str:
     """Return the scope of the caller who has sent this request.
-
-    This function reads `request.user`. To load the user, Django or the project can run queries.
 
     Args:
         request: the request that option callables get.
         options: the resolved options.
-        authenticated: returns the scope of the caller whom the framework's own authentication has found, or None.
+        caller: returns the scope of the caller whom the framework has authenticated, or None.
         default: ignore the project's `scope=`.
 
     Raises:
@@ -77,26 +98,11 @@ def scope_of(
         if not isinstance(scope, str) or not scope:
             raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
         return scope
-    if authenticated is not None and (found := authenticated()) is not None:
-        # Where the framework's authentication has found a user and not a token, the token may name a client.
-        client = _client(request) if hasattr(request.auth, "is_authenticated") else None
-        return found if client is None else acting_for(found) + client
-    user = getattr(request, "user", None)
-    if user is None or not is_authenticated(user):
-        auser = getattr(request, "auser", None)
-        if auser is not None and getattr(getattr(auser, "func", None), "__module__", "") != DJANGO_AUSER:
-            # An asynchronous middleware may set only this, and `login_required` of an `async def` view asks only this.
-            user = synchronous(auser)()
-            user = user if is_authenticated(user) else None
-        else:
-            user = None
-    if user is not None:
-        client = _client(request)
-        return scope_of_user(user) if client is None else acting_for(scope_of_user(user)) + client
-    return _credential(request, options)
+    found = caller(request)
+    return _credential(request, options) if found is None else found
 
 
-def default_scope(request: Any, authenticated: Callable[[], str | None]) -> str:
+def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
     """Return the scope that the request has without the project's `scope=`. Inside of a `scope=` function, `anonymous`
     is the endpoint's, elsewhere the project's.
 
@@ -106,7 +112,7 @@ def default_scope(request: Any, authenticated: Callable[[], str | None]) -> str:
     """
     options = _asked_for.get()
     try:
-        return scope_of(request, options or resolve(), authenticated, default=True)
+        return scope_of(request, options or resolve(), caller, default=True)
     except Refused as refused:
         if options is not None:
             raise
@@ -128,6 +134,13 @@ def is_authenticated(user: Any) -> bool:
             "not tell who is calling. Pass scope=callable(request)."
         )
     return bool(user.is_authenticated)
+
+
+def authenticated_scope(request: Any, authenticator: str = "") -> str:
+    """Return the scope of `request.auth`, and of the client that acts for it. See `auth_scope`."""
+    scope = auth_scope(request.auth, authenticator)
+    # A user says nothing about the client, which another token of the request may name; a token is looked at already.
+    return with_client(scope, request) if hasattr(request.auth, "is_authenticated") else scope
 
 
 def auth_scope(auth: Any, authenticator: str = "") -> str:
@@ -310,7 +323,7 @@ def _credential(request: Any, options: Options) -> str:
     # tenants send the same Authorization header, but different API keys. A line feed separates the header values,
     # because no header value can contain a line feed.
     if not identified:
-        if (secret := _form_secret(request)) is not None:
+        if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
             sent["csrf"], identified = secret, True
         # The scope uses the session cookie that the client has sent, and not the key of `request.session`. A response
         # can set a new session cookie, but perhaps the client never receives this response. Then the client's retry
@@ -339,14 +352,13 @@ def _authorization(value: str) -> str:
 
 
 def _form_secret(request: Any) -> str | None:
-    """Return the CSRF secret of a browser. The result is None if Django has not checked this secret for the current
-    request.
+    """Return the CSRF secret of a browser, or None if Django has checked none for this request.
 
     A browser gets the CSRF secret together with a form, before the user sends the form. But often the user sends the
     form without a session cookie, and the server sets this cookie only in its response. The scope does not contain the
     session cookie. Otherwise, a second click on the form would have another scope, as if another caller had clicked.
     """
-    if not getattr(request, "csrf_processing_done", False) or getattr(request, "_dont_enforce_csrf_checks", False):
+    if getattr(request, "_dont_enforce_csrf_checks", False):
         return None
     if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
         return None  # if CSRF_USE_SESSIONS is True, the browser gets the session cookie together with the form

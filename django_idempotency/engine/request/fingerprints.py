@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from datetime import date, datetime, time
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from io import BytesIO
 from operator import itemgetter
@@ -66,6 +66,9 @@ UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.Too
 """Django's own errors while it reads a form. After such an error, Django shows an empty body to the view."""
 
 
+Reader = Callable[[Any, Options, str], Any]
+
+
 class Unparsable(Exception):
     """If this exception is raised, the package compares the bytes of the body, and not its parsed data.
 
@@ -74,9 +77,7 @@ class Unparsable(Exception):
     """
 
 
-def fingerprint_of(
-    request: HttpRequest, options: Options, asked_with: Any, parsed: Callable[[], Any] | None = None
-) -> bytes:
+def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> bytes:
     """Return the fingerprint of a request.
 
     It covers the target of the request always, and of the query and the payload what the option `fingerprint` says. See
@@ -89,8 +90,7 @@ def fingerprint_of(
         request: Django's request.
         options: the resolved options.
         asked_with: the request that option callables get.
-        parsed: returns the data that the framework's parser has made of the body, or raises `Unparsable`. If it is
-            None, the body is parsed here.
+        read: reads the body as the view's framework does: `payload_of`, where it has no parsers of its own.
 
     Raises:
         IdempotencyConfigurationError: the body cannot be read again, or the project's callable did not return bytes.
@@ -115,7 +115,7 @@ def fingerprint_of(
         address = request.get_full_path() if options.operation is None else f"{target}?{query}"
         return digest("custom 2", method, address, value)
     content_type = (request.content_type or "").lower()
-    payload = _payload(request, content_type, parsed)
+    payload = read(asked_with, options, content_type)
     if isinstance(chosen, tuple):
         payload = selected(payload, chosen)
     named = tuple((request.content_params or {}).items())
@@ -156,51 +156,72 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 # --- reading
 
 
-def _payload(request: HttpRequest, content_type: str, parsed: Callable[[], Any] | None) -> Any:
+def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any:
     """Return the parsed body if the body is JSON or a form. Otherwise, return a hash of the body's bytes."""
-    if content_type == MULTIPART and (parsed is not None or request.method == "POST"):
-        with suppress(Unparsable):  # if the view has no parser for forms, `request.body` is read instead
-            return _form(request, parsed)
-    body: bytes | None = None
-    stream: Any = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces it
+    if content_type == MULTIPART and request.method == "POST":
+        return _form(request, partial(_djangos_form, request))
+    stream = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces it
     try:
         body = request.body
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        # Django raises RawPostDataException if other code has already read the stream of the request. If the
-        # framework's parser has read the stream, the package compares the parsed data. Otherwise, the package cannot
-        # compare the request.
-        if parsed is None:
-            raise _consumed() from None
+        raise _consumed() from None  # other code has already read the stream of the request
     _refuse_incomplete(request, stream, empty=not body)
     try:
-        if parsed is not None:
-            return _read_by_framework(content_type, body, parsed())
-        return _patched(request, body or b"") if content_type == MULTIPART else _value(content_type, body or b"")
+        return _patched(request, body) if content_type == MULTIPART else _value(content_type, body)
+    except Unparsable:
+        return sha256(body).digest()
+
+
+def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[[], Any]) -> Any:
+    """Return the body as `payload_of` does, where the view gets what a parser of its framework has made of it.
+
+    Args:
+        parsed: returns the data of that parser, or raises `Unparsable`.
+    """
+    if content_type == MULTIPART:
+        with suppress(Unparsable):  # if the view has no parser for forms, `request.body` is read instead
+            return _form(request, lambda: plain(parsed()))
+    body: bytes | None = None
+    stream = getattr(request, "_stream", None)
+    try:
+        body = request.body
+    except exceptions.RequestDataTooBig as error:
+        raise Refused(body_too_large()) from error
+    except RawPostDataException:
+        pass  # the parser has already read the stream, so its data is compared
+    _refuse_incomplete(request, stream, empty=not body)
+    try:
+        return _read_by_framework(content_type, body, parsed())
     except Unparsable:
         if body is None:
             raise _consumed() from None
         return sha256(body).digest()
 
 
-def _form(request: HttpRequest, parsed: Callable[[], Any] | None) -> Any:
+def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
     """Return the fields and the file contents of a multipart form.
 
     The package reads each file in pieces, and makes a hash of its content. After that, `seek(0)` sets the file back to
     its beginning, so that the view can read the file.
     """
     try:
-        form = _grouped(request.POST, request.FILES) if parsed is None else plain(parsed())
+        form = read()
     except (LookupError, ValueError) as error:
         # Python raises this error if it does not know the charset of the form. Python also raises this error if the
         # charset is a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
+    _refuse_incomplete(request, getattr(request, "_stream", None), empty=not form)
+    return form
+
+
+def _djangos_form(request: HttpRequest) -> Any:
+    form = _grouped(request.POST, request.FILES)
     # When Django parses a form, Django makes the list of upload handlers immutable. So if the list is mutable, Django
     # has not parsed the form. If the list is mutable and the form is empty, other code has already read the stream.
-    if not form and parsed is None and not isinstance(request.upload_handlers, ImmutableList):
+    if not form and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
-    _refuse_incomplete(request, getattr(request, "_stream", None), empty=not form)
     return form
 
 

@@ -59,7 +59,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
     if not isinstance(response, HttpResponseBase):  # Django Ninja itself makes the response for the client
-        response = call.ready(response)
+        response = call.adapter.response(call, response)
     if call.options.verdict_on(response) is Verdict.KEEP:
         # In observe mode, the package must not render a response. So only the status is stored.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)

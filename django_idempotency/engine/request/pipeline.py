@@ -5,7 +5,7 @@
 2. The key is read, and nothing has queried a database: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` has every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
-5. The fingerprint of target and payload: `fingerprints.py`.
+5. The fingerprint of target and payload: `fingerprints.py`. Caller and payload are asked of the framework's adapter.
 6. The claim and the work: `execution/atomic.py` and `leased.py`; `view_call.py` calls the view and judges its response.
 7. The answer: the view's, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone: `sessions.py`.
 """
@@ -76,9 +76,9 @@ def handle(call: ViewCall) -> HttpResponseBase:
         return _replay(call, wanted, outcome, alias)
     report_outcome(outcome, wanted.identity, alias)
     if isinstance(outcome, Finished):
-        return call.deliver(outcome.value, replayed=False)
+        return call.adapter.deliver(call, outcome.value, replayed=False, own=True)
     if isinstance(outcome, Conflicted) and options.in_progress_status == 202:
-        return call.deliver(accepted(alias, wanted.identity), replayed=False)
+        return call.adapter.deliver(call, accepted(alias, wanted.identity), replayed=False)
     return _refuse(call, problems.problem_of(outcome, options))
 
 
@@ -95,8 +95,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         key = read_key(call.asked_with, options)
         if key is None:
             return problems.missing_key(options, call.request) if options.required else None
-        scope = scope_of(call.asked_with, options, call.authenticated)
-        fingerprint = fingerprint_of(call.request, options, call.asked_with, call.parsed)
+        scope = scope_of(call.asked_with, options, call.adapter.caller)
+        fingerprint = fingerprint_of(call.request, options, call.asked_with, call.adapter.payload)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
     except Refused as refused:
@@ -110,7 +110,7 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
 def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str) -> HttpResponseBase:
     snapshot = completed.snapshot
     allowed = call.options.may_replay
-    if allowed is not None and not call.may_replay(allowed):
+    if allowed is not None and not call.adapter.may_replay(call, allowed):
         report("replay_refused", wanted.identity, alias)
         return _refuse(call, problems.replay_refused())
     report("replayed", wanted.identity, alias, resource=completed.resource)
@@ -118,10 +118,10 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:
         response = restore(snapshot)
-    return call.deliver(response, replayed=True)
+    return call.adapter.deliver(call, response, replayed=True)
 
 
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     if (event := UNUSABLE.get(problem.code)) is not None:
         report(event, identify(scope="", operation=call.operation_name(), key=""), alias_of(call.options))
-    return call.deliver(problems.respond(call.request, problem), replayed=False)
+    return call.adapter.deliver(call, problems.respond(call.request, problem), replayed=False)

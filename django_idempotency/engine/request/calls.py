@@ -1,0 +1,66 @@
+"""What was called: one call of a protected view, before anything is known about its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.translation import get_language
+
+from ..conf import Options
+from ..protocol.outcomes import Finished, Verdict
+from .responses import capture
+
+
+class Call:
+    """One call of a protected view.
+
+    Args:
+        request: Django's request.
+        asked_with: the request object that is passed to the project's own callables (`scope`, `key`, …).
+        view, args, kwargs: the unprotected view and the arguments of the view.
+        options: the resolved options, in which every option has a value.
+    """
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        view: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        asked_with: Any = None,
+    ) -> None:
+        self.request = request
+        self.view = view
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
+        self.asked_with = request if asked_with is None else asked_with
+        # A middleware can write `request.method` in lower case, and Django's views accept lower case.
+        self.method = (request.method or "").upper()
+
+    def operation_name(self) -> str:
+        """Return the name of the operation. By default, the name is the HTTP method and the route of the request.
+
+        The route is a pattern such as `orders/<int:pk>/`, without the values of its arguments.
+        """
+        if self.options.operation is not None:
+            return self.options.operation
+        # Some tests and middlewares set their own `request.resolver_match`, which has no route.
+        route = getattr(self.request.resolver_match, "route", None)
+        if route is None:
+            route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
+        return f"{self.method} {route}"
+
+    def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
+        """Read the response, and decide what happens to the view's writes and to the key."""
+        verdict = self.options.verdict_on(response)
+        if verdict is Verdict.KEEP:
+            if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
+                # `LocaleMiddleware` would do it, too, but a replay would get the language of the second request.
+                response.headers.setdefault("Content-Language", language)
+            return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
+        return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")

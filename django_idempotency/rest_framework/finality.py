@@ -1,0 +1,68 @@
+"""How does a response that is final get past the view that returns it?
+
+# Note [A response is finalized once]
+`APIView.dispatch` finalizes what a handler returns, and asks the exception handlers about what it raises. A protected
+handler has done both before it returns, because the response is stored in its transaction; and a stored response must
+reach the client as it is. `dispatch` has no way to say so, and the project may have its own `finalize_response` and
+`handle_exception`. The class of a protected view therefore gets both methods: they let pass what is final, and call
+the methods that the class had for everything else. `IdempotencyMixin` adds them to each class when it is made. The
+class of a handler with `@idempotent` is not ours, and is first seen in a request, which is when it gets them.
+
+No view object is changed. A subclass in place of the object's class would run the project's `__init_subclass__` and
+metaclass again, and an exception that carries the response past `dispatch` would roll back an `atomic()` around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+FINAL = "_idempotency_final"
+"""The attribute of Django's request that holds the final response, or the exception that the view must raise."""
+_guards: WeakSet[Any] = WeakSet()
+
+
+def settle(view: Any, request: Any, final: Any) -> None:
+    """Let the view return this response, or raise this exception, as it is."""
+    guard(type(view))
+    vars(request)[FINAL] = final
+
+
+def guard(view_class: Any) -> None:
+    """Let the views of a class pass on what is final. See Note [A response is finalized once]."""
+    for name, guarded in (("finalize_response", _finalize_response), ("handle_exception", _handle_exception)):
+        own = vars(view_class).get(name)
+        if own not in _guards:
+            method = guarded(own or _inherited(view_class, name))
+            _guards.add(method)
+            setattr(view_class, name, method)
+
+
+def _inherited(view_class: Any, name: str) -> Callable[..., Any]:
+    return lambda view, *args, **kwargs: getattr(super(view_class, view), name)(*args, **kwargs)
+
+
+def _finalize_response(method: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_response(self: Any, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        return response if _is_final(request, response) else method(self, request, response, *args, **kwargs)
+
+    return finalize_response
+
+
+def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
+    def handle_exception(self: Any, exc: Exception) -> Any:
+        if _is_final(getattr(self, "request", None), exc):
+            raise exc
+        return method(self, exc)
+
+    return handle_exception
+
+
+def _is_final(request: Any, candidate: Any) -> bool:
+    """Return whether the view must let this pass. The request forgets it then, or it would refer to its response."""
+    attributes = getattr(getattr(request, "_request", request), "__dict__", {})
+    if FINAL not in attributes or attributes[FINAL] is not candidate:
+        return False
+    del attributes[FINAL]
+    return True

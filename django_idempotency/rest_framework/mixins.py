@@ -1,0 +1,14 @@
+"""The mixin for class-based views, which also lets a final response pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..views import IdempotencyMixin as ViewMixin
+from .finality import guard
+
+
+class IdempotencyMixin(ViewMixin):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        guard(cls)
