@@ -41,7 +41,7 @@ from .signals import key_event
 
 __all__ = ["KeyCollector", "install"]
 
-STATES = {
+GAUGED = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
     "in_doubt": (IN_DOUBT.condition, "Keys without a worker. It is not known whether a step had an effect."),
     "half_done": (HALF_DONE.condition, "Keys without a worker. A call is finished, but the operation is not."),
@@ -50,8 +50,8 @@ STATES = {
 """A stuck key with a call is in doubt or half done. The gauge "stuck" leaves it out, as those states are more urgent.
 """
 GAUGES = {
-    **{name: text for name, (_, text) in STATES.items()},
-    **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in STATES},
+    **{name: text for name, (_, text) in GAUGED.items()},
+    **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
     "atomic_in_flight": "The number of open transactions that hold keys of atomic mode. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. No value "
     "if the scrape uses another database role than the application, and this role is not in pg_read_all_stats.",
@@ -137,7 +137,7 @@ def _families() -> dict[str, GaugeMetricFamily]:
 
 def _values(alias: str) -> dict[str, float]:
     keys, values = IdempotencyKey.objects.using(alias), dict[str, float]()
-    for name, (condition, _) in STATES.items():
+    for name, (condition, _) in GAUGED.items():
         found = keys.filter(condition).aggregate(count=Count("pk"), oldest=Min("created_at"), now=Max(Clock()))
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()

@@ -19,7 +19,7 @@ from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import ATTENTION, EXPIRED, STUCK, Clock
 from ..models import IdempotencyKey
-from .lookups import refuse_impossible
+from .lookups import refuse_out_of_range
 
 BATCH_SIZE = 5000
 """The rows in one transaction. 5000 rows take about 10 ms on PostgreSQL, so live traffic is not disturbed."""
@@ -85,8 +85,8 @@ def cleanup_idempotency_keys(
         IdempotencyConfigurationError: a migration is missing, the alias is unknown, or the database has no store.
         DatabaseError: an error of the database. Keys that earlier batches deleted stay deleted.
     """
-    refuse_impossible(1, batch_size=batch_size)
-    refuse_impossible(0, max_seconds=max_seconds, pause=pause)
+    refuse_out_of_range(1, batch_size=batch_size)
+    refuse_out_of_range(0, max_seconds=max_seconds, pause=pause)
     store = store_for(alias_for(using))
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     unstuck = deleted = batches = 0

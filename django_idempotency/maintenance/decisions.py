@@ -104,7 +104,7 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
     return seal(row, "decisions", json.dumps(trail, cls=DjangoJSONEncoder))
 
 
-def as_kept(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
+def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
     """Return a copy of a step in doubt. The list of decisions contains the copy."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
     return {**kept, "error": readable(row, "error", step.error, step.name)}

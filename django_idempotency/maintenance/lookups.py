@@ -198,11 +198,11 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """
-    refuse_impossible(0, MAX_SECONDS, older_than=older_than)
+    refuse_out_of_range(0, MAX_SECONDS, older_than=older_than)
     return keys.filter(updated_at__lte=Clock(plus=-older_than)).order_by("updated_at", "pk")
 
 
-def refuse_impossible(least: float, most: float = math.inf, **numbers: float | None) -> None:
+def refuse_out_of_range(least: float, most: float = math.inf, **numbers: float | None) -> None:
     """Raise `ValueError` if one of the numbers is too small or too large. The limits are the arguments `least` and
     `most`.
     """

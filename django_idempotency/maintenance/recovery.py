@@ -28,7 +28,7 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import claim_request, claimed
+from ..engine.execution.claiming import claim_or_wait, claim_request
 from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import identify
@@ -42,7 +42,7 @@ from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 from .cleanup import is_over
 from .decisions import Decision, with_decision
-from .lookups import needs_attention, refuse_impossible, same_row, unchanged_for
+from .lookups import needs_attention, refuse_out_of_range, same_row, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
 """After this time, a usual client has ended its retries. A retry is better, because a retry has the whole request."""
@@ -142,7 +142,7 @@ def recover_idempotency_keys(
         DatabaseError: an error of the database. Keys that were completed before stay completed.
     """
     age = seconds_of(older_than)
-    refuse_impossible(0, max_seconds=max_seconds)
+    refuse_out_of_range(0, max_seconds=max_seconds)
     if isinstance(operations, str):
         raise ValueError(f"operations={operations!r}: give a list of names, [{operations!r}].")
     store, deadline = store_for(alias_for(using)), math.inf if max_seconds is None else time.monotonic() + max_seconds
@@ -211,7 +211,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
     # The recovery does not change the stored fingerprint. If the key is already deleted or completed, the recovery does
     # not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
-    claim = claimed(store, partial(committed, store, BY, partial(store.claim, wanted)))
+    claim = claim_or_wait(store, partial(committed, store, BY, partial(store.claim, wanted)))
     if not isinstance(claim, Claimed):
         why = UNCLAIMED.get(type(claim))
         return ("passed", FASTER) if why is None else ("left", why)
@@ -227,7 +227,7 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[
         doubts.extend(operation.in_doubt)
         if returned is None:
             return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(row))
-        return declared.finished(returned)
+        return declared.reconciled(returned)
 
     try:
         outcome = run_claimed(store, wanted, claim, ask)

@@ -30,7 +30,7 @@ from ..engine.stores.sealing import seal, seal_response
 from ..engine.stores.states import UNDECIDED, UNFINISHED, Clock
 from ..exceptions import NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
-from .decisions import Decision, as_kept, readable, with_decision
+from .decisions import Decision, readable, step_entry, with_decision
 from .facts import Facts, Kind, with_lost
 from .lookups import same_row
 
@@ -206,7 +206,7 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     After a decision, the fence refuses all writes of the old attempt. After the decision, the key is kept for the
     project's `ttl`, so that a retry can find the key. But a decision never moves the expiry to an earlier time.
     """
-    row, doubts = facts.row, [as_kept(facts.row, step) for step in facts.doubts]
+    row, doubts = facts.row, [step_entry(facts.row, step) for step in facts.doubts]
     open_ = "status" not in changes and bool(changes.get("unknown", row.unknown) + changes.get("effects", row.effects))
     decided: dict[str, Any] = {
         "status": IdempotencyKey.Status.FAILED,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from django_idempotency.engine.execution.bridge import finished
+from django_idempotency.engine.execution.bridge import until_done
 
 
 @pytest.mark.parametrize("how", ["a second cancellation", "no more time"])
@@ -25,7 +25,7 @@ def test_it_can_be_cut_off(how: str) -> None:
                 ended.append("cut off")
                 raise
 
-        task = asyncio.create_task(finished(work(), at_most=0 if how == "no more time" else 60))
+        task = asyncio.create_task(until_done(work(), at_most=0 if how == "no more time" else 60))
         await arrived.wait()
         task.cancel()
         await asyncio.sleep(0)

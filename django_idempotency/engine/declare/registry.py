@@ -13,7 +13,7 @@ from ..conf import Idempotency, Options, as_options, for_methods, get_settings, 
 from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.adapters import adapter_of
-from ..request.view_call import reconciled
+from ..request.view_call import final_response
 from .wrappers import dotted_name, method_name, unwrapped
 
 MARK = "_idempotency_declaration"
@@ -55,7 +55,7 @@ class Declaration:
         """
         return self.options if get_settings().enabled and method in self.options.methods else None
 
-    def finished(self, returned: Any) -> Finished[Any]:
+    def reconciled(self, returned: Any) -> Finished[Any]:
         """Convert the return value of `reconcile` into the final result of the operation.
 
         The recovery has no request when it calls `reconcile`. So the recovery uses this method.
@@ -65,7 +65,7 @@ class Declaration:
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
-        return reconciled(adapter_of(self.target, returned).recovered(returned, self.target), self.options)
+        return final_response(adapter_of(self.target, returned).recovered(returned, self.target), self.options)
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:

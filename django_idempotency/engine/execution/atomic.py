@@ -17,7 +17,7 @@ from ..events import harmless, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from .bridge import NoBridgeAbove
-from .claiming import claimed, unavailable
+from .claiming import claim_or_wait, unavailable
 from .operation import AtomicOperation
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run_atomically(
     attempt = _Attempt(store, wanted, connections[store.alias])
     claim, finished, kept = None, None, False
     try:
-        claim = claimed(store, attempt.claim, wanted.wait)
+        claim = claim_or_wait(store, attempt.claim, wanted.wait)
         if not isinstance(claim, Claimed):
             return claim
         with attempt:

@@ -122,7 +122,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         raise
 
 
-async def finished(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
+async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await the coroutine `work`. If the current task is cancelled, first wait for the end of `work`, and then raise
     `CancelledError`.
 

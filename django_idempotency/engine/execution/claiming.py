@@ -65,7 +65,7 @@ def is_alone(store: Store) -> bool:
     return connection.get_autocommit() and not store.has_begun(connection)
 
 
-def claimed(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
+def claim_or_wait(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
     """Claim the key, and return the outcome of the claim.
 
     If another request has claimed the key, the function tries again for up to `wait` seconds. After a deadlock or a
@@ -113,5 +113,5 @@ def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimO
         # The length of each pause is random, so that many duplicates do not claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
-        outcome = claimed(store, claim)
+        outcome = claim_or_wait(store, claim)
     return outcome

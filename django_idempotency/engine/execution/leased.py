@@ -32,7 +32,7 @@ from ..stores import Store
 from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
-from .claiming import claimed, is_alone
+from .claiming import claim_or_wait, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
     """
-    claim = claimed(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
+    claim = claim_or_wait(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
 

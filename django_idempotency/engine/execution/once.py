@@ -220,7 +220,7 @@ class _Function:
         """Run the function, and encode its result as JSON. If the encoding fails in atomic mode, the writes of the
         function are rolled back.
         """
-        return _finished(self.called(operation))
+        return _recorded(self.called(operation))
 
     def answer(self, error: Exception) -> None:
         """Return None, so that the caller of `run_once` gets the exception."""
@@ -254,10 +254,10 @@ def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> F
         raise IdempotencyConfigurationError(
             f"reconcile={reconcile!r} returned {result!r}; return Result(value, replayed=False), or None to run again."
         )
-    return _finished(result.value)
+    return _recorded(result.value)
 
 
-def _finished(value: T) -> Finished[T]:
+def _recorded(value: T) -> Finished[T]:
     kept = encode(value)
     snapshot = Snapshot(status_code=DONE, headers=JSON, body=kept.encode())
     return Finished(value=as_kept(value, kept), verdict=Verdict.KEEP, snapshot=snapshot)

@@ -22,7 +22,7 @@ from ...exceptions import IdempotencyConfigurationError, ResultLost, ResultNotSt
 from ..conf import get_settings
 from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.outcomes import Finished, Resource
-from .bridge import awaited, finished, synchronous
+from .bridge import awaited, synchronous, until_done
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
 """The largest numbers of characters. They are the widths of the database columns."""
@@ -262,7 +262,7 @@ class Operation:
         waiting for the function when the lease ends, so set a time limit inside the function.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
-        return await finished(call, at_most=self._lease)
+        return await until_done(call, at_most=self._lease)
 
     @overload
     async def afetch(

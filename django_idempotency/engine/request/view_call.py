@@ -51,7 +51,7 @@ class ViewCall(Call):
             return None
         self._attach(operation)
         response = synchronous(self.options.reconcile)(operation)
-        return None if response is None else reconciled(self.adapter.response(self, response), self.options)
+        return None if response is None else final_response(self.adapter.response(self, response), self.options)
 
     def _attach(self, operation: Operation) -> None:
         """Set the attribute `request.idempotency`. In leased mode, also set the attribute `operation.request`."""
@@ -63,7 +63,7 @@ class ViewCall(Call):
             operation.request = self.asked_with
 
 
-def reconciled(response: Any, options: Options) -> Finished[HttpResponseBase]:
+def final_response(response: Any, options: Options) -> Finished[HttpResponseBase]:
     """Return a final result that contains the response of the project's function `reconcile`. If necessary, render the
     response first.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, OperationalError
 
-from ..protocol.decision import StoredKey
 from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Known
+from ..protocol.stored_key import StoredKey
 from .queries import values_of
 from .server_checks import check_engines
 from .store import KeyLocked, Store

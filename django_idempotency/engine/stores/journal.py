@@ -72,7 +72,7 @@ from django.db.models import BooleanField, ExpressionWrapper, F, FilteredRelatio
 
 from ...exceptions import LeaseLost, TransactionBroken
 from ...models import IdempotencyKey, IdempotencyStep
-from ..protocol.decision import Doubt
+from ..protocol.stored_key import Doubt
 from .sealing import seal, unseal
 from .states import SETTLED, UNFINISHED, Clock
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, OperationalError, connections
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
-from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
+from ..protocol.stored_key import Resume, Status, StoredKey, TakeOver, decide
 from . import messages
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
 from .queries import Values, as_stored_key, values_of, values_of_claim
@@ -301,8 +301,8 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
     """
     facts, body = found.get_value(0, 1), found.get_value(0, 2)
     stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
-    decision = decide(stored, wanted)
-    return None if isinstance(decision, TakeOver | Resume) else decision
+    outcome = decide(stored, wanted)
+    return None if isinstance(outcome, TakeOver | Resume) else outcome
 
 
 class CitusStore(PostgreSQLStore):

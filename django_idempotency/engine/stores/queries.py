@@ -16,7 +16,7 @@ from django.db import connections
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey, IdempotencyStep
-from ..protocol.decision import Status, StoredKey
+from ..protocol.stored_key import Status, StoredKey
 from .sealing import unseal_response
 from .states import CLOCKS, EXPIRED, LAPSED, UNLEASED, as_sql
 

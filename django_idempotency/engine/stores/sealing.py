@@ -43,9 +43,9 @@ from typing import TYPE_CHECKING
 from ...exceptions import NotDecryptable
 from ...models import IdempotencyKey
 from ..conf import get_settings
-from ..protocol.decision import StoredKey
 from ..protocol.digests import Identity, digest, reference_of
 from ..protocol.outcomes import Claimed, Snapshot
+from ..protocol.stored_key import StoredKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

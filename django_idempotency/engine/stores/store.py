@@ -19,8 +19,8 @@ from django.db.models import BooleanField, ExpressionWrapper, F
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from ..protocol.decision import Resume, Status, StoredKey, TakeOver, decide, resumed
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted, InDoubt, Known, TooOld
+from ..protocol.stored_key import Resume, Status, StoredKey, TakeOver, decide, resumed
 from .journal import Journal, locked, steps_of
 from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
@@ -186,8 +186,8 @@ class Store(ABC):
         This method does not claim the key, and does not lock the row.
         """
         stored = self._stored(self._sql.look, wanted)
-        decision = Conflicted() if stored is None else decide(stored, wanted)
-        return Conflicted() if isinstance(decision, TakeOver | Resume) else decision
+        outcome = Conflicted() if stored is None else decide(stored, wanted)
+        return Conflicted() if isinstance(outcome, TakeOver | Resume) else outcome
 
     def complete(
         self,
@@ -331,8 +331,8 @@ class Store(ABC):
                 return self._take_over(stored, wanted)
             case Resume():
                 return self._resume(stored, wanted)
-            case decision:
-                return decision
+            case outcome:
+                return outcome
 
     def _unless(self, late: Callable[[float], bool], claimed: Claimed, now: str | float) -> Claimed | TooOld:
         """Return the claim of a new key, or free the key again if it is too old to be new."""

@@ -21,7 +21,7 @@ from ...maintenance.resolution import close_with, release_for_retry, resolve_all
 from ...models import IdempotencyKey, IdempotencyStep
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
 
-STATES = {state.name.replace("_", "-"): state for state in ATTENTION}
+CHOICES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
@@ -50,7 +50,7 @@ class Command(IdempotencyCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument_group("which keys (all given options must apply)").add_argument
         add("--operation", action="append", help="Select keys of this operation, such as 'POST pay/'. May be repeated.")
-        add("--state", action="append", choices=STATES, help="Keys in this state. May be repeated. Default: all.")
+        add("--state", action="append", choices=CHOICES, help="Keys in this state. May be repeated. Default: all.")
         add("--older-than", type=float, metavar="S", help="Select keys that have not changed for at least S seconds.")
         add("--key", help="Select this key, or the key with this reference in the log, in any state.")
         add("--id", action="append", type=int, metavar="N", help="Select the key with this number. May be repeated.")
@@ -137,7 +137,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["operation"] is not None:
         keys = keys.filter(operation__in=options["operation"])
     if options["state"] is not None:
-        keys = keys.filter(reduce(or_, (STATES[name].condition for name in options["state"]), Q(pk__in=[])))
+        keys = keys.filter(reduce(or_, (CHOICES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)

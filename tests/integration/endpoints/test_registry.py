@@ -71,9 +71,9 @@ def test_a_function_of_once() -> None:
 
     found = only("registry.once")
     assert (found.once, found.options.reconcile) == (True, ask)
-    assert found.finished(Result({"paid": 5}, replayed=False)).snapshot.body == b'{"value": {"paid": 5}}'
+    assert found.reconciled(Result({"paid": 5}, replayed=False)).snapshot.body == b'{"value": {"paid": 5}}'
     with pytest.raises(IdempotencyConfigurationError, match="return Result"):
-        found.finished(HttpResponse())
+        found.reconciled(HttpResponse())
 
 
 def test_a_mixin() -> None:
@@ -101,12 +101,12 @@ def test_an_answer_is_rendered_and_final() -> None:
     idempotent(**leased("registry.rendered"))(view)
     template: Any = engines["django"].from_string("paid {{ amount }}")
     late = SimpleTemplateResponse(template, {"amount": 5}, status=201)
-    snapshot = only("registry.rendered").finished(late).snapshot
+    snapshot = only("registry.rendered").reconciled(late).snapshot
     assert snapshot is not None
     assert (snapshot.status_code, snapshot.body) == (201, b"paid 5")
     for returned, problem in ((HttpResponse(status=503), "is not final"), ("paid", "return an HttpResponse")):
         with pytest.raises(IdempotencyConfigurationError, match=problem):
-            only("registry.rendered").finished(returned)
+            only("registry.rendered").reconciled(returned)
 
 
 class TestRestFramework:
@@ -130,7 +130,7 @@ class TestRestFramework:
         Orders.as_view({"post": "create"})
         Orders.as_view({"post": "pay"}, idempotency=leased("registry.pay"))
         assert [only(f"registry.{name}").target for name in ("create", "pay")] == [Orders] * 2
-        assert only("registry.pay").finished(HttpResponse("x")).snapshot.body == b"x"
+        assert only("registry.pay").reconciled(HttpResponse("x")).snapshot.body == b"x"
 
     def test_an_answer_is_rendered_as_json(self) -> None:
         """Without a client to negotiate with: by the view's JSON renderer, or the framework's."""
@@ -145,11 +145,11 @@ class TestRestFramework:
         api_view(["POST"])(renderer_classes([BrowsableAPIRenderer])(protected("registry.html")))
         given = {"registry.hal": "application/hal+json", "registry.html": "application/json"}
         for name, media_type in {**given, "registry.handler": "application/hal+json"}.items():
-            snapshot = only(name).finished(Response({"id": 1}, status=201)).snapshot
+            snapshot = only(name).reconciled(Response({"id": 1}, status=201)).snapshot
             assert snapshot is not None
             assert (snapshot.status_code, snapshot.body) == (201, b'{"id":1}')
             assert snapshot.header("Content-Type") == media_type
-        assert only("registry.hal").finished(HttpResponse("x")).snapshot.body == b"x"
+        assert only("registry.hal").reconciled(HttpResponse("x")).snapshot.body == b"x"
 
 
 try:
@@ -187,9 +187,9 @@ def test_django_ninja() -> None:
     def pay(request: Any) -> Any: ...
 
     assert path("api/", api.urls)
-    snapshot = only("registry.ninja").finished(Status(201, {"id": 1, "secret": 2})).snapshot
+    snapshot = only("registry.ninja").reconciled(Status(201, {"id": 1, "secret": 2})).snapshot
     assert snapshot is not None
     assert (snapshot.status_code, snapshot.body) == (201, b'{"id": 1}')
     idempotent(**leased("registry.elsewhere"))(view)
     with pytest.raises(IdempotencyConfigurationError, match="return an HttpResponse"):
-        only("registry.elsewhere").finished(Paid(id=1))  # no operation converts it
+        only("registry.elsewhere").reconciled(Paid(id=1))  # no operation converts it

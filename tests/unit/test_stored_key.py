@@ -7,14 +7,6 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.engine.protocol.decision import (
-    Decision,
-    Resume,
-    Status,
-    StoredKey,
-    TakeOver,
-    decide,
-)
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.outcomes import (
     ClaimRequest,
@@ -23,6 +15,14 @@ from django_idempotency.engine.protocol.outcomes import (
     InDoubt,
     Mismatched,
     Snapshot,
+)
+from django_idempotency.engine.protocol.stored_key import (
+    Decision,
+    Resume,
+    Status,
+    StoredKey,
+    TakeOver,
+    decide,
 )
 from django_idempotency.models import IdempotencyKey
 

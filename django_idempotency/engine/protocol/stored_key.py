@@ -67,7 +67,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """This decision is made if the row has expired. So the package treats the key as a new key, and the request claims
+    """The outcome if the row has expired. The package treats the key as a new key, and the request claims
     the row.
     """
 
@@ -81,8 +81,8 @@ Decision = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
-    """Return the decision about a request whose key is already stored. The function tests its rules from top to bottom.
-    The first rule that fits the request gives the decision.
+    """Return the outcome of a request whose key is already stored. The function tests its rules from top to bottom.
+    The first rule that fits the request gives the outcome.
     """
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
