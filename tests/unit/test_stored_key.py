@@ -17,8 +17,8 @@ from django_idempotency.engine.protocol.outcomes import (
     Snapshot,
 )
 from django_idempotency.engine.protocol.stored_key import (
-    Decision,
     Resume,
+    Ruling,
     Status,
     StoredKey,
     TakeOver,
@@ -36,7 +36,7 @@ AXES = (IDENTITIES, STATUSES, EXPIRED, LEASES, PAYLOADS)
 Case = tuple[str, ...]
 
 # fmt: off
-TABLE: list[tuple[str, str, str, str, str, Decision]] = [
+TABLE: list[tuple[str, str, str, str, str, Ruling]] = [
     # identity  status         row        lease               payload         decision
     ("other",   "any",         "any",     "any",              "any",          Mismatched()),
     ("same",    "any",         "expired", "any",              "any",          TakeOver()),
@@ -97,7 +97,7 @@ def test_the_table_names_each_case_once() -> None:
 
 
 @pytest.mark.parametrize(("case", "outcome"), EVERY_CASE)
-def test_the_decision_is_the_tables(case: Case, outcome: Decision) -> None:
+def test_the_decision_is_the_tables(case: Case, outcome: Ruling) -> None:
     """Identity, status, expiry, lease and payload together decide."""
     identity, status, row, lease, payload = case
     found = stored(

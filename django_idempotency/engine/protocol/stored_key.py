@@ -67,9 +67,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The outcome if the row has expired. The package treats the key as a new key, and the request claims
-    the row.
-    """
+    """The row has expired, so the key is as if never seen, and the request claims the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +75,10 @@ class Resume:
     """The last attempt failed or was abandoned. The store locks the row, and asks `resumed` about its doubts."""
 
 
-Decision = TakeOver | Resume | outcomes.Known
+Ruling = TakeOver | Resume | outcomes.Known
 
 
-def decide(stored: StoredKey, wanted: ClaimRequest) -> Decision:
+def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
     """Return the outcome of a request whose key is already stored. The function tests its rules from top to bottom.
     The first rule that fits the request gives the outcome.
     """
