@@ -17,7 +17,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import Max, QuerySet
+from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
@@ -25,6 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
+from ..engine.stores import journal
 from ..engine.stores.sealing import unseal
 from ..exceptions import NotDecryptable, NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
@@ -37,6 +38,8 @@ Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
 EXAMPLES = 200
 """An example of a result is searched in this number of the latest results of a step."""
+OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
+"""Two keys can share an id, in two partitions for example."""
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -157,11 +160,11 @@ def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[st
     found = {}
     for name in steps if key.secrets else ():
         results = stored.filter(pk__gt=newest - overview.FILTERED, name=name).exclude(result=None)
-        latest = dict(results.order_by("-pk").values_list("key_id", "pk")[:EXAMPLES])
-        keys = model_admin.get_queryset(request).filter(pk__in=latest, operation=key.row.operation, status=done)
-        owner = keys.order_by("-pk").first()
+        latest = dict(results.order_by("-pk").values_list("pk", "key_id")[:EXAMPLES])
+        keys = model_admin.get_queryset(request).filter(operation=key.row.operation, status=done)
+        owner = keys.filter(pk__in=latest.values(), steps__pk__in=latest, **OWN).order_by("-pk").first()
         with suppress(NotDecryptable, RecursionError, ValueError):
-            kept = owner and unseal(owner, "result", stored.get(pk=latest[owner.pk]).result, name)
+            kept = owner and unseal(owner, "result", journal.steps_of(stored.db, owner).get(name=name).result, name)
             if kept and value_text(kept):
                 found[name] = kept
     return found

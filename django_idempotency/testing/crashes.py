@@ -27,7 +27,7 @@ from django.db.models import F, QuerySet
 
 from .. import Operation
 from ..engine.protocol.key_syntax import new_key
-from ..models import IdempotencyKey
+from ..models import IdempotencyKey, IdempotencyStep
 from .checks import EndpointChecks
 from .requests import Reply, Request
 
@@ -224,8 +224,10 @@ class CrashChecks:
             headline = f"stopped {where}, the retry raised {error!r}."
             raise self.checks.failure(headline, told.format(_named(retried.ran))) from error
         created = self.checks.count_new()
-        in_doubt = stopped.rows(self.checks.alias).filter(unknown__gt=0, steps__finished_at=None)
-        held = in_doubt.exclude(policy=Policy.RETRY).exclude(policy=Policy.RETRY_KEYED, steps__keyed=True).exists()
+        rows = stopped.rows(self.checks.alias).filter(unknown__gt=0)
+        own = {"key__in": rows, "key_hash": F("key__key_hash"), "scope_hash": F("key__scope_hash")}
+        in_doubt = IdempotencyStep.objects.using(self.checks.alias).filter(**own, finished_at=None)
+        held = in_doubt.exclude(key__policy=Policy.RETRY).exclude(key__policy=Policy.RETRY_KEYED, keyed=True).exists()
         if held and not retried.used and retry.status >= 400:
             return  # a call in doubt that must not be repeated holds its key
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]

@@ -20,6 +20,8 @@ from tests.unreachable import READ_ONLY, UNREACHABLE, reached_by
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ON = connection.vendor
+END = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
+"""A statement that ends its own connection."""
 
 
 @contextmanager
@@ -152,3 +154,13 @@ def test_a_view_that_forbids_itself_to_write_is_told_by_the_database() -> None:
         with pytest.raises(DatabaseError, match="read-only"):
             once()
         transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("end", [pytest.param(END.get(ON), marks=pytest.mark.only_on(*END), id=ON)])
+def test_a_connection_that_has_ended_before_is_store_busy_once(end: str) -> None:
+    """psycopg2 and PyMySQL raise InterfaceError. A job has no end of a request, at which Django would look."""
+    with pytest.raises(OperationalError), connection.cursor() as cursor:
+        cursor.execute(end)
+    with pytest.raises(StoreBusy):
+        once()
+    assert once().replayed is False

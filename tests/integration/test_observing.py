@@ -15,8 +15,10 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
+from tests.unreachable import UNREACHABLE, reached_by
 
 Post = Callable[..., Any]
 HOOKS: dict[str, Callable[..., Any]] = {}
@@ -110,7 +112,7 @@ def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> 
     HOOKS["view"] = fail
     with pytest.raises(ValueError, match="the view fails"):
         post("/create")
-    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 108 of {__name__}.")
+    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 110 of {__name__}.")
     HOOKS.clear()
     assert [post("/create?status=503", key="other").status_code for _ in range(2)] == [503, 503]
     assert post("/create").status_code == 201
@@ -123,6 +125,18 @@ def test_our_own_trouble_is_not_the_clients(post: Post, caplog: pytest.LogCaptur
     HOOKS["view"] = lambda request: IdempotencyKey.objects.all().delete()
     assert post("/create").status_code == 201
     assert logged(caplog) == ["Observing an idempotency key failed; the request goes on."] * 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("new_process", [False, True])
+def test_a_database_that_cannot_be_reached_is_not_the_clients_trouble(rf: RequestFactory, new_process: bool) -> None:
+    """Also for a process that has not asked yet what kind of database it is. The view runs."""
+    if new_process:
+        store_for.cache_clear()
+    view = idempotent(observe=True, scope=lambda request: "s")(lambda request: HttpResponse("ran"))
+    with reached_by(UNREACHABLE[connection.vendor]):
+        assert view(rf.post("/", headers={"Idempotency-Key": "k"})).content == b"ran"
+    assert IdempotencyKey.objects.count() == 0
 
 
 def test_while_the_view_runs_its_key_has_a_lease(post: Post) -> None:

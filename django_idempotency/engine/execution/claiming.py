@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
 
 from ..conf import get_settings
 from ..conf.fields import seconds_of
@@ -47,7 +47,7 @@ def reached(alias: str) -> Store | Unavailable:
     """Return the store of this alias, or `Unavailable` if a new process cannot ask which kind of database it is."""
     try:
         return store_for(alias)
-    except OperationalError as error:
+    except (OperationalError, InterfaceError) as error:
         connection = connections[alias]
         if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
             raise  # the caller has begun a transaction, whose writes are lost
@@ -81,7 +81,7 @@ def claim_or_wait(store: Store, claim: Callable[[], ClaimOutcome], wait: float =
         try:
             outcome = claim()
             break
-        except DatabaseError as error:
+        except (DatabaseError, InterfaceError) as error:
             code = store.code(error)
             if code in store.busy:
                 return Unavailable()
@@ -95,10 +95,11 @@ def claim_or_wait(store: Store, claim: Callable[[], ClaimOutcome], wait: float =
     return outcome
 
 
-def unavailable(alias: str, error: DatabaseError) -> Unavailable:
+def unavailable(alias: str, error: Error) -> Unavailable:
     """Log the error, and return the outcome that a client can repeat: nothing is committed."""
     with harmless():
         logger.error("Database %r cannot take an idempotency key. Nothing was done.", alias, exc_info=error)
+        connections[alias].close_if_unusable_or_obsolete()  # a job has no end of a request, at which Django does it
     return Unavailable()
 
 

@@ -42,10 +42,10 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)
         return pass_through(call, identity_of(call) if isinstance(wanted, Problem) else None)
-    store = store_for(alias_of(call.options))
     observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry")
-    claim = _in_its_own(store, partial(store.claim, observing))
-    if not isinstance(claim, Claimed):
+    store = safely(lambda: store_for(alias_of(call.options)))
+    claim = None if store is None else _in_its_own(store, partial(store.claim, observing))
+    if store is None or not isinstance(claim, Claimed):
         _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)
         return pass_through(call, wanted.identity)
     try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DatabaseError, IntegrityError, OperationalError
+from django.db import Error, IntegrityError, OperationalError
 
 from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Known
 from ..protocol.stored_key import StoredKey
@@ -37,9 +37,10 @@ ROLLED_BACK = frozenset({1020, 1213})
 with innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 1213 means a deadlock. Galera also raises this error if another node was faster to commit.
 """
-DOWN = frozenset({1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
-"""Error codes of a server that has no connection left, is not a part of its Galera cluster, stops, cannot be reached,
-has ended the connection, or is read-only (the last three)."""
+DOWN = frozenset({0, 1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
+"""The driver's own code of a connection that has ended before, and error codes of a server that has no connection left,
+is not a part of its Galera cluster, stops, cannot be reached, has ended the connection, or is read-only (the last
+three)."""
 
 
 class InnoDBStore(Store):
@@ -61,7 +62,7 @@ class InnoDBStore(Store):
     share: ClassVar[str]
     """The SQL that reads a key. Under every isolation level, the read shows committed rows, and does not wait."""
 
-    def code(self, error: DatabaseError) -> object:
+    def code(self, error: Error) -> object:
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:

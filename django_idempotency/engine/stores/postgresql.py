@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
@@ -82,11 +82,11 @@ class PostgreSQLStore(Store):
     lost = frozenset({"26000"})  # invalid_sql_statement_name
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
-    def code(self, error: DatabaseError) -> object:
+    def code(self, error: Error) -> object:
         # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode. An error
         # of libpq and of a connection pool has neither, because no server has sent it.
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
-        return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError) else None)
+        return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         connection = connections[self.alias]
@@ -163,7 +163,7 @@ class PostgreSQLStore(Store):
             release=checked.format(self._sql.release),
         )
 
-    def explain(self, error: DatabaseError) -> None:
+    def explain(self, error: Error) -> None:
         if self.code(error) == OUT_OF_SHARED_MEMORY:
             raise IdempotencyConfigurationError(
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError
+from django.db import Error
 
 from ..protocol.outcomes import ClaimRequest
 from .queries import values_of
@@ -25,7 +25,7 @@ class SQLiteStore(Store):
     down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)
 
-    def code(self, error: DatabaseError) -> object:
+    def code(self, error: Error) -> object:
         # The lowest eight bits of SQLite's error code are the primary result code.
         found = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
         return next((words for words in UNKNOWN if words in str(error)), found)

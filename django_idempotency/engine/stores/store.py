@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.models import BooleanField, ExpressionWrapper, F
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError
@@ -139,7 +139,7 @@ class Store(ABC):
         return False
 
     @abstractmethod
-    def code(self, error: DatabaseError) -> object:
+    def code(self, error: Error) -> object:
         """Return the database's own code for this error, for example an SQLSTATE."""
 
     def check(self) -> Iterable[CheckMessage]:
@@ -149,7 +149,7 @@ class Store(ABC):
         """
         return check_tables(self.connection)
 
-    def explain(self, error: DatabaseError) -> None:
+    def explain(self, error: Error) -> None:
         """Raise `IdempotencyConfigurationError` if this database error means that a migration is missing."""
         if self.code(error) not in self.unmigrated:
             return

@@ -23,6 +23,7 @@ from django_idempotency.maintenance.erasure import forget
 from django_idempotency.maintenance.facts import facts_of
 from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.admin_pages import make_key, page_of, staff, step
 from tests.claims import a_claim, expire, granted
 from tests.contracts.leased import (
     _clean,
@@ -205,6 +206,15 @@ class TestTwoLeasedKeysWithOneId:
         living = IdempotencyKey.objects.get(key="living")
         page = client.get(status_url("default", living.key_hash, living.scope_hash, living.created_at))
         assert page.json()["steps"] == ["charge"]
+
+    @pytest.mark.urls("tests.integration.admin_urls")
+    def test_the_admins_example_is_a_result_of_the_completed_one(self) -> None:
+        """The other could be another caller's."""
+        done = IdempotencyKey.objects.get(key="done")
+        waiting = make_key("waiting", operation=done.operation, status="failed")
+        step(waiting)
+        page = page_of(staff("view_idempotencykey", "resolve_idempotencykey", "view_response"), waiting, "record")
+        assert [charge in page for charge in GATEWAY.charges] == [False, True]
 
     @pytest.mark.parametrize("deletion", ["cleanup", "forget"])
     def test_the_living_one_keeps_its_steps_when_the_other_goes(self, deletion: str) -> None:
