@@ -220,7 +220,7 @@ class AnswerForm(DecisionForm):
     @property
     def preview(self) -> str:
         data = self.cleaned_data
-        return f"HTTP {data['status']}\nContent-Type: {data['content_type']}\n\n{data['body']}"
+        return f"HTTP {data['status']}\nContent-Type: {data['content_type']}\n\n{encodable(data['body'])}"
 
     def decision(self) -> Decide:
         data = self.cleaned_data

@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from ..maintenance.facts import facts_of
 from ..models import IdempotencyKey
 from .story import Story
-from .texts import badge, readable_operation, shortened
+from .texts import badge, encodable, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
 """This pattern matches the scope of a user whose row is in the default database, see `scope_of_user`."""
@@ -51,6 +51,10 @@ class Shown(Story):
     @property
     def badge(self) -> Any:
         return badge(self.state.name)
+
+    @property
+    def scope(self) -> str:
+        return encodable(self.row.scope)
 
     @property
     def operation(self) -> str:

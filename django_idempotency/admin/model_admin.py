@@ -88,7 +88,19 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (_("Timeline"), {"fields": ("timeline",)}),
         (
             None,
-            {"fields": ("full_key", "resource", "route", "caller", "scope", "policy", "attempt", "worker", "error")},
+            {
+                "fields": (
+                    "full_key",
+                    "resource",
+                    "route",
+                    "caller",
+                    "full_scope",
+                    "policy",
+                    "attempt",
+                    "worker",
+                    "error",
+                )
+            },
         ),
         (_("Response"), {"fields": ("response",)}),
     )
@@ -100,6 +112,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     resource = _field(_("resource"), lambda key: key.resource)
     route = _field(_("operation"), lambda key: key.operation)
     caller = _field(_("caller"), lambda key: key.caller)
+    full_scope = _field(_("scope"), lambda key: key.scope)
     state = _field(_("state"), lambda key: key.badge)
     age = _field(_("age"), lambda key: timesince(key.row.created_at, depth=1))
     error = _field(

@@ -5,6 +5,7 @@ The templates escape each text. No function of this module sends a query to a da
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 from django.contrib.admindocs.views import simplify_regex
@@ -14,6 +15,7 @@ from django.utils.timezone import is_naive, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.protocol.error_text import HIDDEN
 from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
 from ..engine.stores.states import STATES
 from ..exceptions import NotDecryptable
@@ -61,6 +63,7 @@ def readable_operation(operation: str) -> str:
 
 def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
     """Return the beginning of a long text, with the whole text as a tooltip. Return a short text unchanged."""
+    text = encodable(text)
     if len(text) <= length:
         return text
     return format_html('<span title="{}">{}…</span>', text, text[:length])
@@ -74,7 +77,7 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
     try:
-        return unseal(row, column, stored, *step) or ""
+        return encodable(unseal(row, column, stored, *step) or "")
     except NotDecryptable as error:  # The page shows why the text cannot be decrypted.
         return str(error)
 
@@ -118,5 +121,8 @@ def as_utf8(json_text: str) -> bytes:
 
 
 def encodable(text: str) -> str:
-    """Replace each surrogate character with an escape sequence, because UTF-8 cannot encode a surrogate character."""
-    return as_utf8(text).decode()
+    """Replace each character that no reader sees with an escape sequence of JSON, so that results can still be pasted.
+
+    A surrogate character is one of them, because UTF-8 cannot encode it. Lines and tabs stay.
+    """
+    return HIDDEN.sub(lambda found: found[0] if found[0] in "\n\t" else json.dumps(found[0])[1:-1], text)

@@ -17,6 +17,7 @@ from django.db import DatabaseError, connections, router
 
 from ..engine.conf import get_settings
 from ..engine.protocol.error_text import without_controls
+from ..engine.stores import alias_for, store_for
 from ..exceptions import IdempotencyConfigurationError, IdempotencyError
 from ..models import IdempotencyKey
 
@@ -25,6 +26,8 @@ NEED_ATTENTION = 3
 NO_ENGINE = "django.db.backends.dummy"
 """The engine of `"default": {}`. Django's documentation has this setting for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NAMED = 5
+"""A line names at most this number of schemas."""
 MOMENT = 1.0
 """Signals within this number of seconds are treated as one signal, because the program `timeout` sends its signal
 twice: to the process, and then to the process group.
@@ -93,6 +96,7 @@ class DatabasesCommand(IdempotencyCommand):
                     attention += needs_attention
                     if options["verbosity"]:
                         self.say(name + line)
+                        self._say_what_is_elsewhere(alias, name)
                 if stop.is_set():
                     break
         if received:
@@ -102,6 +106,17 @@ class DatabasesCommand(IdempotencyCommand):
         if attention:
             where = get_settings().runbook_url or "the admin"
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
+
+    def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
+        """Beside a schema for each tenant, the keys of all tenants would stay for ever, and nobody would know."""
+        if schemas := store_for(alias_for(alias)).elsewhere():
+            command = type(self).__module__.rpartition(".")[2]
+            named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
+            others = counted(len(schemas), "other schema")
+            self.say(
+                f"{name}Not looked at: the key tables in {others} ({named}). The command sees one schema. With "
+                f"django-tenants, run `manage.py all_tenants_command {command}`."
+            )
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
         """Do the work of the command on one database. Each printed line must begin with the text `name`.

@@ -50,7 +50,17 @@ def test_a_line_for_any_database_and_terminal() -> None:
     assert without_controls("a\n\0\ud800\x1b]0;\u202e") == r"a\n\x00\ud800\x1b]0;\u202e"
 
 
-@pytest.mark.parametrize("character", "\u061c\u180e\u200b\u200d\u200e\u202a\u2060\u2066\u2069\u206f\ufeff")
+@pytest.mark.parametrize(
+    "character",
+    "\u034f\u061c\u115f\u17b4\u180b\u180e\u200b\u200d\u200e\u202a\u2060\u2066\u2069"
+    "\u206f\u3164\ufe0f\ufeff\uffa0\ufffb",
+)
 def test_no_character_turns_or_hides_a_line(character: str) -> None:
     """Each of Unicode's bidirectional controls, and what has no width."""
     assert without_controls(f"a{character}b") == rf"a\u{ord(character):04x}b"
+
+
+def test_tags_and_soft_hyphens_are_shown() -> None:
+    """Their escapes are longer, or shorter. What has a width stays as it is."""
+    assert without_controls("a\xadb\U000e0041c") == r"a\xadb\U000e0041c"
+    assert without_controls("Grüße 10\xa0€ \u4e2d\U0001f600") == "Grüße 10\xa0€ \u4e2d\U0001f600"

@@ -6,6 +6,7 @@ The package does not store the message of an error, because the message can cont
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from traceback import walk_tb
 
@@ -15,6 +16,11 @@ MAX_LENGTH = 500
 """The most characters of such a text. A limit is needed because a class can have a very long name."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """The folders of Python and of installed packages. The code in these folders is not the project's own."""
+HIDDEN = re.compile(
+    CONTROLS.pattern[:-1] + r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff9-\ufffb"
+    r"\U000e0000-\U000e0fff]"
+)
+"""What no reader sees: `CONTROLS`, which decides about rows and never changes, and what else has no shape."""
 OURS = "django_idempotency."
 
 
@@ -38,11 +44,11 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return the text in one line. Each control character is replaced with an escape sequence.
+    """Return the text in one line. Each character that no reader sees is replaced with an escape sequence.
 
     In a terminal, a control character could hide or change other text.
 
     The function also escapes NUL and surrogate characters. No database can store a surrogate character, and PostgreSQL
     cannot store a NUL.
     """
-    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
+from ...models import IdempotencyKey
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
 from ..protocol.stored_key import Resume, Status, StoredKey, TakeOver, decide
 from . import messages
@@ -69,6 +71,14 @@ also writes to the key table, and then has a lock on this table until the transa
 transactions that have an advisory lock and also a lock on the key table. An additional statement could mark the
 advisory lock as a lock of this package, but would make every request slower.
 """
+
+
+ELSEWHERE_SQL = (
+    "SELECT place.nspname FROM pg_catalog.pg_class AS held JOIN pg_catalog.pg_namespace AS place "
+    "ON place.oid = held.relnamespace WHERE held.relname = %(table)s AND held.relkind IN ('r', 'p') "
+    "AND NOT pg_catalog.pg_table_is_visible(held.oid) AND has_schema_privilege(place.oid, 'USAGE') "
+    "AND current_schema() = %(shared)s ORDER BY 1"
+)
 
 
 class PostgreSQLStore(Store):
@@ -293,6 +303,11 @@ class PostgreSQLStore(Store):
             )
             for pid, name, keys, age, state in rows_of(self.connection, RUNNING_SQL, {"table": self._sql.table})
         ]
+
+    def elsewhere(self) -> list[str]:
+        shared = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")  # django-tenants' setting
+        names = {"table": IdempotencyKey._meta.db_table, "shared": shared}
+        return [schema for (schema,) in rows_of(self.connection, ELSEWHERE_SQL, names)]
 
 
 def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:

@@ -278,6 +278,10 @@ class Store(ABC):
         """
         return None
 
+    def elsewhere(self) -> list[str]:
+        """Return the other schemas with a key table, if this connection sees the one that all tenants share."""
+        return []
+
     # --- database-specific methods
 
     @abstractmethod

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection, transaction
 
 from django_idempotency import ClaimLost, LeaseLost, Operation, run_once
@@ -135,3 +137,31 @@ def test_a_step_in_another_schema_is_refused() -> None:
 
     assert run_once(strays, scope="a", key="k", operation="o", lease=60).value is None
     assert (calls, everything("tenant_a")[1]) == ([], [])
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize("command", ["cleanup_idempotency_keys", "recover_idempotency_keys"])
+def test_a_command_says_which_schemas_it_has_not_looked_at(command: str) -> None:
+    """And how to reach them. In the schema of a tenant, it was asked for that one."""
+    said = (
+        "Not looked at: the key tables in 2 other schemas (tenant_a, tenant_b). The command sees one schema. With "
+        f"django-tenants, run `manage.py all_tenants_command {command}`."
+    )
+    switch("public")
+    for arguments in ((), ("--all-databases",)):
+        assert said in spoken(command, *arguments)
+    assert "Not looked at" not in spoken(command, "--verbosity=0")
+    switch("tenant_a")
+    assert "Not looked at" not in spoken(command)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP TABLE tenant_b.{IdempotencyKey._meta.db_table} CASCADE")
+        switch("public")
+        assert "in 1 other schema (tenant_a)." in spoken(command)
+        cursor.execute(f"DROP TABLE tenant_a.{IdempotencyKey._meta.db_table} CASCADE")
+    assert "Not looked at" not in spoken(command)
+
+
+def spoken(command: str, *arguments: str) -> str:
+    out = StringIO()
+    call_command(command, *arguments, stdout=out)
+    return " ".join(out.getvalue().split())
