@@ -146,7 +146,7 @@ class Interrupted(Exception):
 
 
 @pytest.fixture
-def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
     """Raise once when the statement that stands here is done: Django logs it before it notes what has changed."""
     moments: list[str] = []
 
@@ -158,7 +158,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     logger = logging.getLogger("django.db.backends")
     monkeypatch.setattr(connections["default"], "force_debug_cursor", True)
-    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger.name)  # it also forgets what an earlier test has asked about the level
     logger.addFilter(interrupt)
     yield moments
     logger.removeFilter(interrupt)
