@@ -85,6 +85,17 @@ def test_a_strangers_response_cannot_be_moved_into_ones_own_row(post: Post, colu
     assert sent(post, "/echo", b"of alice s3cret", "alice").content == b"of alice s3cret"
 
 
+def test_an_older_text_of_the_same_row_is_accepted(post: Post) -> None:
+    """Nothing in it says which of them is the last, so whoever may write the table can bring an old response back."""
+    row = IdempotencyKey.objects
+    sent(post, "/echo", b"first")
+    older = row.values("headers", "body", "fingerprint", "expires_at").get()
+    row.update(expires_at=timezone.now() - timedelta(days=1))
+    assert sent(post, "/echo", b"second").content == b"second"
+    row.update(**older)
+    assert sent(post, "/echo", b"first").content == b"first"
+
+
 def test_a_text_cannot_be_moved_into_another_column(post: Post) -> None:
     """The result of a step is no response."""
     sent(post, "/echo", b"plain", "mallory")
