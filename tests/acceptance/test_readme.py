@@ -125,8 +125,8 @@ def test_an_event_that_overtakes_its_order_is_booked_later(run, serve, client):
 
 @pytest.mark.django_db
 def test_the_leased_example_charges_once(run, serve, client, gateway):
-    """Posted twice under one key: one charge, one order with it. After the `ttl`, a gateway that still knows the derived
-    key answers with that charge, and the constraint of the page's model refuses a second order."""
+    """Posted twice under one key: one charge, one order. After the `ttl`, a gateway that still knows the derived key
+    answers with that charge, and the constraint of the page's model refuses a second order."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE UNIQUE INDEX one_order_a_charge ON shopapp_order (reference)")
     sys.modules["shop"].gateway = gateway
