@@ -34,15 +34,16 @@ def counted(row: IdempotencyKey) -> tuple[int, int]:
     )
 
 
-def miscounted() -> dict[tuple[int, int, int], str]:
+def miscounted(using: str = "default") -> dict[tuple[int, int, int], str]:
     """The keys whose row does not say what their steps come to, by the table of steps; empty if all do."""
     steps: dict[tuple[int, int, int], list[int]] = {}
-    for *of, kind, finished in IdempotencyStep.objects.values_list(*STEP_OF, "kind", "finished_at"):
+    for *of, kind, finished in IdempotencyStep.objects.using(using).values_list(*STEP_OF, "kind", "finished_at"):
         counts = steps.setdefault((of[0], of[1], of[2]), [0, 0])
         if kind != "fetch":
             counts[0] += finished is None
             counts[1] += kind == "call" and finished is not None
-    rows = {tuple(of): [unknown, effects] for *of, unknown, effects in IdempotencyKey.objects.values_list(*COUNTS)}
+    keys = IdempotencyKey.objects.using(using).values_list(*COUNTS)
+    rows = {tuple(of): [unknown, effects] for *of, unknown, effects in keys}
     wrong = {
         of: f"{rows[of]} on the row, {steps.get(of, [0, 0])} steps" for of in rows if rows[of] != steps.get(of, [0, 0])
     }

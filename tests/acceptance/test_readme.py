@@ -6,11 +6,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from django.db import IntegrityError, connection
 from django.test import Client, override_settings
 from django.urls import include, path
 
 from django_idempotency import idempotent
-from tests.acceptance.pages import templates
+from django_idempotency.models import IdempotencyKey
+from tests.acceptance.pages import ROOT, templates
 from tests.shopapp import models
 
 needs_drf = pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
@@ -124,11 +126,20 @@ def test_an_event_that_overtakes_its_order_is_booked_later(run, serve, client):
 
 @pytest.mark.django_db
 def test_the_leased_example_charges_once(run, serve, client, gateway):
-    """Posted twice under one key: one charge, one order with it."""
+    """Posted twice under one key: one charge, one order. After the `ttl`, a gateway that still knows the derived key
+    answers with that charge, and the constraint of the page's model refuses a second order."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE UNIQUE INDEX one_order_a_charge ON shopapp_order (reference)")
     sys.modules["shop"].gateway = gateway
     serve(path("pay/", run("docs/leased.md", "shop/payments.py").pay))(client, "/pay/", {})
+    charged = [{"id": models.Order.objects.get().reference}]
+    assert list(gateway.books.values()) == charged
 
-    assert list(gateway.books.values()) == [{"id": models.Order.objects.get().reference}]
+    IdempotencyKey.objects.update(expires_at="2020-01-01T00:00Z")
+    with pytest.raises(IntegrityError):
+        client.post("/pay/", {}, headers={"Idempotency-Key": '"one"'})
+
+    assert (list(gateway.books.values()), models.Order.objects.count()) == (charged, 1)
 
 
 @pytest.mark.django_db

@@ -23,6 +23,7 @@ from tests.clusters.aliases import alias
 from tests.clusters.galera import NODES, galera, missing
 from tests.servers import DEADLINE
 from tests.shopapp.models import Order
+from tests.steps import miscounted
 
 ROUNDS, BULK = 40, 100_000
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"NOT RUN: Galera needs {missing()}")
@@ -40,8 +41,11 @@ def _cluster(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _unblocked(django_db_blocker: Any) -> Iterator[None]:
+    """And on each node, the rows say what their steps come to."""
     with django_db_blocker.unblock():
         yield
+        synchronize()
+        assert [miscounted(node) for node in NODES] == [{}] * len(NODES)
 
 
 def post(node: str, key: str, meeting: Barrier | None = None) -> HttpResponse:

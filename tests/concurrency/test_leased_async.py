@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
 from django.urls import path
 
-from django_idempotency import get_operation, idempotent
+from django_idempotency import LeaseLost, ResultLost, ResultNotStorable, get_operation, idempotent
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.shopapp.models import Order
+from tests.steps import miscounted
 
 CALLS: list[str] = []
 HOOKS: dict[str, Callable[..., Any]] = {}
@@ -71,8 +74,28 @@ async def fail(*args: Any) -> None:
     raise ValueError("the gateway hung up")
 
 
+@idempotent(lease=60)
+async def thrice(request: HttpRequest) -> HttpResponse:
+    """Three calls at once, which end as the test says."""
+    operation = get_operation(request)
+    names = ("first", "second", "third")
+    ends = HOOKS["ends"]()
+    calls = [operation.acall(name, end, operation.derive_key(name)) for name, end in zip(names, ends, strict=True)]
+    for ended in await asyncio.gather(*calls, return_exceptions=HOOKS["waits"]()):
+        if isinstance(ended, Exception):
+            raise ended
+    return HttpResponse("charged thrice")
+
+
+async def loses(key: str) -> object:
+    CALLS.append(key)
+    await asyncio.sleep(0)
+    return object()
+
+
 urlpatterns = [
     path("pay", protected),
+    path("thrice", thrice),
     path("briefly", briefly),
     path("reconciled", reconciled),
 ]
@@ -118,11 +141,34 @@ def test_a_write_and_its_step_are_one_transaction(key: str) -> None:
     assert (len(CALLS), Order.objects.count()) == (1, 1)
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["waits for all", "leaves at the first error"])
+def test_the_row_counts_what_three_calls_at_once_come_to(waits: bool) -> None:
+    """Their starts and results interleave, and a retry makes again what failed. A lost value is an effect."""
+    for number, ends in enumerate(product((charge, fail, loses), repeat=3)):
+        HOOKS.update(ends=lambda ends=ends: ends, waits=lambda: waits)
+        key = f"thrice-{number}"
+        made = len(CALLS)
+        with suppress(ValueError, ResultNotStorable, LeaseLost):
+            assert send(key, "/thrice").status_code == 200
+        row = IdempotencyKey.objects.get(key=key)
+        if waits:
+            assert (row.unknown, row.effects) == (ends.count(fail), 3 - ends.count(fail))
+        assert miscounted() == {}
+        HOOKS.update(ends=lambda: (charge,) * 3, waits=lambda: True)
+        with suppress(ResultLost):
+            assert send(key, "/thrice").status_code == 200
+        row.refresh_from_db()
+        assert (row.unknown, row.effects) == (0, 3)
+        assert row.status == ("failed" if loses in ends else "completed")
+        assert len({*CALLS[made:]}) == 3
+    assert miscounted() == {}
+
+
 def test_a_failed_call_is_in_doubt_and_can_be_reconciled(key: str) -> None:
     """By a coroutine function, too."""
     with pytest.raises(ValueError, match="the gateway hung up"):
         send(key, "/reconciled")
-    assert IdempotencyStep.objects.get().error == f"ValueError: line 71 of {__name__}.fail"
+    assert IdempotencyStep.objects.get().error == f"ValueError: line 74 of {__name__}.fail"
     assert send(key, "/reconciled").content == b"charged: ('charge',)"
 
 
