@@ -25,9 +25,9 @@ from ..engine.request.adapters import adapter_of
 
 SHIPPED = (
     *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
-    *("django.views.generic.base.RedirectView", "django_idempotency."),
+    *("django.views.generic.base.RedirectView", "django_idempotency.", "ninja.openapi.views."),
 )
-"""The views of Django's admin and of this package. `RedirectView` is here because the admin uses it."""
+"""The views of Django's admin, of this package and of Django Ninja's documentation. The admin uses `RedirectView`."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 """This pattern matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
 MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
@@ -46,8 +46,8 @@ class Endpoint:
         view: the dotted name of the function, or of the class and its action.
         options: every option with its value. None if the endpoint is not protected.
         note: says why the endpoint is not protected, or another fact that the options do not show.
-        own: False for views of Django and of this package. False also for a route such as `orders.json`, which only
-            adds a format to another route.
+        own: False for views of Django, of Django Ninja and of this package. False also for a route such as
+            `orders.json`, which only adds a format to another route.
     """
 
     method: str
@@ -81,7 +81,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     """
     found = list(routes(get_resolver(urlconf)))
     plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
-    return [
+    endpoints = [
         Endpoint(
             method=method,
             route=route,
@@ -94,6 +94,11 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
+    # Django asks the first of several equal routes. Django Ninja repeats a route for each of its operations.
+    first: dict[tuple[str, str], Endpoint] = {}
+    for endpoint in endpoints:
+        first.setdefault((endpoint.route, endpoint.method), endpoint)
+    return [*first.values()]
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
