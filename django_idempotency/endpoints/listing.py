@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from inspect import getclosurevars
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.urls import URLResolver, get_resolver
+from django.utils.translation import override
 from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Options, get_settings
@@ -70,6 +72,8 @@ class Endpoint:
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     """Return the endpoints for unsafe HTTP methods, in the order of the URLconf. No database is read.
 
+    Translated routes are those of `LANGUAGE_CODE`.
+
     Args:
         urlconf: the dotted path of the URLconf. The default is the project's.
 
@@ -79,7 +83,8 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     Raises:
         IdempotencyConfigurationError: the options of an endpoint cannot work. Import errors of the URLconf propagate.
     """
-    found = list(routes(get_resolver(urlconf)))
+    with override(settings.LANGUAGE_CODE):
+        found = list(routes(get_resolver(urlconf)))
     plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
     endpoints = [
         Endpoint(
