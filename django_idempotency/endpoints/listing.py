@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from inspect import getclosurevars
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.urls import URLResolver, get_resolver
+from django.utils.translation import override
 from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Options, get_settings
@@ -25,9 +27,9 @@ from ..engine.request.adapters import adapter_of
 
 SHIPPED = (
     *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
-    *("django.views.generic.base.RedirectView", "django_idempotency."),
+    *("django.views.generic.base.RedirectView", "django_idempotency.", "ninja.openapi.views."),
 )
-"""The views of Django's admin and of this package. `RedirectView` is here because the admin uses it."""
+"""The views of Django's admin, of this package and of Django Ninja's documentation. The admin uses `RedirectView`."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 """This pattern matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
 MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
@@ -46,8 +48,8 @@ class Endpoint:
         view: the dotted name of the function, or of the class and its action.
         options: every option with its value. None if the endpoint is not protected.
         note: says why the endpoint is not protected, or another fact that the options do not show.
-        own: False for views of Django and of this package. False also for a route such as `orders.json`, which only
-            adds a format to another route.
+        own: False for views of Django, of Django Ninja and of this package. False also for a route such as
+            `orders.json`, which only adds a format to another route.
     """
 
     method: str
@@ -70,6 +72,8 @@ class Endpoint:
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     """Return the endpoints for unsafe HTTP methods, in the order of the URLconf. No database is read.
 
+    Translated routes are those of `LANGUAGE_CODE`.
+
     Args:
         urlconf: the dotted path of the URLconf. The default is the project's.
 
@@ -79,9 +83,10 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     Raises:
         IdempotencyConfigurationError: the options of an endpoint cannot work. Import errors of the URLconf propagate.
     """
-    found = list(routes(get_resolver(urlconf)))
+    with override(settings.LANGUAGE_CODE):
+        found = list(routes(get_resolver(urlconf)))
     plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
-    return [
+    endpoints = [
         Endpoint(
             method=method,
             route=route,
@@ -94,6 +99,11 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
+    # Django asks the first of several equal routes. Django Ninja repeats a route for each of its operations.
+    first: dict[tuple[str, str], Endpoint] = {}
+    for endpoint in endpoints:
+        first.setdefault((endpoint.route, endpoint.method), endpoint)
+    return [*first.values()]
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:

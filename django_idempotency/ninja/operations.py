@@ -11,9 +11,10 @@ wrapper stores this exception, and the outer wrapper raises it again. If the inn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from inspect import getclosurevars, iscoroutinefunction, isfunction
+from itertools import takewhile
 from typing import Any, TypeVar, Unpack, overload
 
 from django.db import transaction
@@ -28,6 +29,7 @@ from ..engine.declare.decorators import protected_form
 from ..engine.declare.placement import NINJA_ORDER, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
 from ..engine.declare.wrappers import dotted_name, unwrapped
+from ..engine.execution.bridge import synchronous
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.adapters import RUNNING, Adapter
@@ -39,6 +41,8 @@ from ..exceptions import IdempotencyConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
 WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
+PAGINATION = frozenset({"ninja.pagination", "ninja_extra.pagination.operations"})
+"""The modules of decorators that divide what an operation returns into pages."""
 UNANSWERED = "_idempotency_unanswered"
 """The attribute of a request that holds an exception which the API's handlers have raised."""
 
@@ -85,7 +89,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         )
 
     def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-        request = args[0] if args else None
+        request = getattr(_context(args), "request", args[0] if args else None)
         if not isinstance(request, HttpRequest):
             raise IdempotencyConfigurationError(f"{unprotected!r} was called without a Ninja request.{WAY_OUT}")
         operation: Operation | None = getattr(request, RUNNING, None)
@@ -108,12 +112,12 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     # for the protected function. Our hook is the first item of the new list. So no other wrapper is between our wrapper
     # and `Operation.run`.
     protected._ninja_contribute_to_operation = []
-    decorate_view(partial(_around, layer))(protected)
+    decorate_view(partial(_around, layer, protected))(protected)
     protected._ninja_contribute_to_operation += others
     return protected
 
 
-def _around(layer: Idempotency, run: Any) -> Any:
+def _around(layer: Idempotency, protected: Any, run: Any) -> Any:
     """Return a wrapper around the method `run` of an operation.
 
     If a project mounts a router in several places, Django Ninja calls this function for each place.
@@ -125,6 +129,12 @@ def _around(layer: Idempotency, run: Any) -> Any:
         raise IdempotencyConfigurationError(
             f"{name} answers {', '.join(operation.methods)}, which must not change anything: nothing to protect. "
             "Remove idempotent_operation."
+        )
+    above = takewhile(lambda level: level is not protected, unwrapped(operation.view_func))
+    if any(getattr(level, "__globals__", {}).get("__name__") in PAGINATION for level in above):
+        raise IdempotencyConfigurationError(
+            f"@paginate stands above idempotent_operation on {name}: it would divide the stored response into pages. "
+            "Put @paginate below idempotent_operation."
         )
     if getattr(operation, "stream_format", None) is not None:
         raise IdempotencyConfigurationError(
@@ -152,6 +162,11 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
     return response
 
 
+def _context(args: tuple[Any, ...]) -> Any:
+    """Return the context of a controller of django-ninja-extra, which is made for one request, or None."""
+    return None if not args or isinstance(args[0], HttpRequest) else getattr(args[0], "context", None)
+
+
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
     """Return the result of an operation as a response.
 
@@ -173,16 +188,12 @@ class NinjaAdapter(Adapter):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return super().caller(request)
         if isinstance(auth, str):
-            # The text "17" can mean user 17 or partner 17. Django Ninja does not say which authenticator has returned
-            # this text. The session authenticators of Django Ninja never return a text, so this code ignores these
-            # authenticators.
+            # The text "17" can mean user 17 or partner 17, and Django Ninja does not say which authenticator has
+            # returned it. The session authenticators of Django Ninja never return a text.
             callbacks = getattr(request, RUNNING).auth_callbacks
-            count = sum(type(callback).__module__ != "ninja.security.session" for callback in callbacks)
-            if count > 1:
-                raise IdempotencyConfigurationError(
-                    f"request.auth is a str, which does not tell which of the {count} authenticators of this operation "
-                    "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
-                )
+            others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
+            if len(others) > 1:
+                return authenticated_scope(request, _authenticator(request, auth, others))
         return authenticated_scope(request)
 
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
@@ -191,8 +202,9 @@ class NinjaAdapter(Adapter):
         The conversion happens before the COMMIT, because a schema can refuse the result.
         """
         operation: Operation = getattr(call.request, RUNNING)
-        # If the operation has a parameter of the type `HttpResponse`, the operation can set headers on this parameter.
-        temporal = call.kwargs.get(operation.signature.response_arg or "")
+        # The operation can set headers on a parameter of the type `HttpResponse`, or on the one of its controller.
+        parameter = call.kwargs.get(operation.signature.response_arg or "")
+        temporal = getattr(_context(call.args), "response", parameter)
         return super().response(call, converted(operation, call.request, returned, temporal))
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
@@ -231,6 +243,20 @@ class NinjaAdapter(Adapter):
         request.method = next(method for method in target.methods if method not in SAFE_METHODS)
         response: HttpResponseBase = converted(target, request, returned)
         return response
+
+
+def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
+    """Ask the authenticators once more, in Django Ninja's order, and return the name of the one that gives this text.
+
+    Raises `IdempotencyConfigurationError` if none does so twice.
+    """
+    for callback in callbacks:
+        if synchronous(callback)(request) == auth:
+            return dotted_name(callback)
+    raise IdempotencyConfigurationError(
+        f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "
+        "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
+    )
 
 
 ADAPTER = NinjaAdapter()

@@ -24,7 +24,7 @@ ALTERED: Final[Any] = object()
 
 def assert_idempotent(
     client: Any,
-    path: str,
+    path: str | Callable[[], str],
     data: Any = None,
     *,
     method: str = "POST",
@@ -51,14 +51,17 @@ def assert_idempotent(
 
     Args:
         client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.
-        path: see `client.post`.
+        path: see `client.post`. If each path works only once, such as the capture of a payment, give a function that
+            makes the payment and returns its path. It is called for each new key. What it makes must not count in
+            `creates`.
         data: see `client.post`. If the endpoint accepts each body only once, give a function. It is called for each new
             key.
         method: the HTTP method, in capital or small letters.
         changed: another body, which must be refused under the first key, or a function like `with_key` that returns
             this body. Default: the body with one more field. With `fingerprint=None`, give None to leave this check
             out.
-        other_client: a client of another user, who must not get the first user's response.
+        other_client: a client of another user, who must not get the first user's response. Credentials among `extra`
+            (`CREDENTIAL_HEADERS`, `Cookie`) are the first user's, and are not sent with it: give it its own.
         creates: a model (counted on `using`), manager, queryset or function. The count must grow by one.
         expect_status: the status of the first response. Default: any status below 400.
         required: whether a request without a key must be refused. Default: the `IDEMPOTENCY` setting.
@@ -92,7 +95,8 @@ def assert_idempotent(
 
     def new_request() -> Request:
         body, carry = data() if callable(data) else data, with_key or key_in_header
-        return Request(client=client, method=method, path=path, data=body, extra=extra, with_key=carry)
+        address = path() if callable(path) else path
+        return Request(client=client, method=method, path=address, data=body, extra=extra, with_key=carry)
 
     request = new_request()
     checks = EndpointChecks(request, creates=creates, alias=alias, in_header=with_key is None)

@@ -117,6 +117,14 @@ class Request:
         return altered(carried) if self.alters_body else carried
 
 
+def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments for `client.post` without the headers that identify a caller."""
+    named = {name.lower() for name in ("Cookie", *get_settings().credential_headers)}
+    kept = {name: value for name, value in extra.get("headers", {}).items() if name.lower() not in named}
+    environ = {f"HTTP_{name.upper().replace('-', '_')}" for name in named}
+    return {**{name: value for name, value in extra.items() if name not in environ}, "headers": kept}
+
+
 def key_in_header(key: str) -> Mapping[str, Any]:
     """Return arguments for `client.post` that put the key into a header of the request.
 

@@ -28,7 +28,8 @@ from django_idempotency import (
 )
 from django_idempotency.engine.protocol.key_syntax import InvalidKey
 from django_idempotency.models import IdempotencyKey
-from tests.shopapp.models import Order
+from tests.keyed import PARTS
+from tests.shopapp.models import Keyed, Order
 from tests.works import RUNS, breaks, place
 
 pytestmark = pytest.mark.django_db
@@ -264,6 +265,14 @@ def test_an_instance_is_handed_on_as_it_is() -> None:
     """The first caller gets the object that the work has returned, with its attributes that are no fields."""
     order = Order.objects.create()
     assert run_once(lambda: order, scope="s", key="k", operation="o").value is order
+
+
+def test_a_row_with_a_composite_key_is_fetched_again() -> None:
+    """By its exact key, of which each part has a type of its own."""
+    work = partial(Keyed.objects.create, **PARTS)
+    results = [run_once(work, operation="keyed", scope="s", key="k") for _ in range(2)]
+    row = Keyed.objects.get()
+    assert [(result.value, result.replayed) for result in results] == [(row, False), (row, True)]
 
 
 def test_a_result_that_cannot_be_kept_rolls_back() -> None:

@@ -162,6 +162,8 @@ class Key(APIKeyHeader):
 api.post("/token", auth=Token(), operation_id="token")(idempotent_operation(maker()))
 api.post("/key", auth=Key(), operation_id="key")(idempotent_operation(maker()))
 api.post("/text", auth=[django_auth, Token()], operation_id="text")(idempotent_operation(maker()))
+one_time = [lambda request: CALLS.pop() if CALLS else None, Key()]
+api.post("/one-time", auth=one_time, operation_id="one_time")(idempotent_operation(maker()))
 api.post("/two", auth=[django_auth, Token(), Key()], operation_id="two")(idempotent_operation(maker()))
 
 

@@ -157,11 +157,18 @@ class TestCallers:
 
 
 class TestTwoAuthenticators:
-    @pytest.mark.parametrize("caller", [{"Authorization": "Bearer 17"}, {"X-Shop-Key": "17"}])
-    def test_a_text_does_not_tell_which_of_them_gave_it(self, client: Client, key: str, caller: dict[str, str]) -> None:
-        """Refused before the operation runs, with the ways out. One caller would read the other's response."""
+    def test_a_text_is_known_by_the_one_that_gave_it(self, client: Client, key: str) -> None:
+        """User 17 and partner 17 are two callers, and neither gets the other's response."""
+        callers = [{"Authorization": "Bearer 17"}, {"X-Shop-Key": "17"}] * 2
+        answers = [client.post("/two", headers={"Idempotency-Key": key, **caller}) for caller in callers]
+        assert [replayed(answer) for answer in answers] == ["false", "false", "true", "true"]
+        assert Order.objects.count() == 2
+
+    def test_a_text_that_none_of_them_gives_twice_is_refused(self, client: Client, key: str) -> None:
+        """Before the operation runs, with the ways out."""
+        api_urls.CALLS.append("a token that is good for one use")
         with pytest.raises(IdempotencyConfigurationError) as refused:
-            client.post("/two", headers={"Idempotency-Key": key, **caller})
+            client.post("/one-time", headers={"Idempotency-Key": key})
         assert str(refused.value) == (
             "request.auth is a str, which does not tell which of the 2 authenticators of this operation gave it. "
             "Return a model instance from each authenticator, or pass scope=callable(request)."

@@ -41,6 +41,15 @@ def order(request: HttpRequest) -> HttpResponse:
 
 # --- good ones
 
+
+@idempotent
+def capture(request: HttpRequest, pk: int) -> HttpResponse:
+    """Works once for each order, whatever the key."""
+    if Ledger.objects.filter(entry=pk).exists():
+        return HttpResponse("captured already", status=400)
+    return JsonResponse({"id": Ledger.objects.create(entry=pk).pk}, status=201)
+
+
 good = idempotent(order)
 members = login_required(idempotent(order))
 optional = idempotent(required=False)(order)
@@ -193,4 +202,5 @@ def sent_away(request: HttpRequest) -> HttpResponse:
 
 
 VIEWS = [name for name, value in list(globals().items()) if callable(value) and name.islower() and name != "logged_in"]
-urlpatterns = [path("status/", include("django_idempotency.urls")), *(path(name, globals()[name]) for name in VIEWS)]
+urlpatterns = [path("capture/<int:pk>", capture), path("status/", include("django_idempotency.urls"))]
+urlpatterns += (path(name, globals()[name]) for name in VIEWS)

@@ -56,6 +56,21 @@ class TestGoodEndpoints:
         assert str(UUID(key)) == key
         assert_idempotent(logged_in(), "/members", DATA, other_client=Client())
 
+    @pytest.mark.parametrize("headers", [{"headers": {"authorization": "Bearer ann"}}, {"HTTP_X_API_KEY": "ann"}])
+    def test_the_other_user_does_not_send_the_first_ones_credential(self, client: Client, headers: Any) -> None:
+        """It would be the first user, and get that response. Its own credential is sent."""
+        told = []
+
+        class Ben(Client):
+            def post(self, *args: Any, **kwargs: Any) -> Any:
+                response = super().post(*args, **kwargs)
+                told.append([response.wsgi_request.headers.get(name) for name in ("Authorization", "X-Api-Key")])
+                return response
+
+        ben = Ben(headers={"Authorization": "Bearer ben"})
+        assert_idempotent(client, "/good", DATA, creates=Order, other_client=ben, **headers)
+        assert (told, Order.objects.count()) == ([["Bearer ben", None]], 2)
+
     @pytest.mark.django_db(databases=["default", "other"])
     def test_keys_on_another_database(self, client: Client) -> None:
         """using= says where."""

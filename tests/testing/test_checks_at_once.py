@@ -56,6 +56,13 @@ class TestAtOnce:
         assert set(Ledger.objects.values_list("entry", flat=True)) == {"one", "two"}
         assert_idempotent(logged_in(), "/members", DATA, creates=Order, transaction=True, duplicates=DUPLICATES)
 
+    def test_a_path_that_works_only_once(self, client: Client) -> None:
+        """A function gives a new one for the second operation."""
+        assert_idempotent(
+            client, lambda: f"/capture/{Order.objects.create().pk}", creates=Ledger, transaction=True, duplicates=2
+        )
+        assert Ledger.objects.count() == Order.objects.count() == 2
+
     @pytest.mark.parametrize(
         ("creates", "headers"),
         [(Order, {}), (None, {"X-Same-Body": "1"}), (None, {"X-Says-Replay": "1"})],

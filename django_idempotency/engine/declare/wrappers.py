@@ -27,6 +27,7 @@ VIEWS = "django.views.decorators"
 PROXY = "ObjectProxy"
 """The base class of wrapt's proxies. Tracing packages put such proxies around functions. The class is known by its name
 alone, because some packages have their own copy of wrapt."""
+PAGINATORS = ("PaginatorOperation", "AsyncPaginatorOperation")
 HARMLESS = frozenset(
     {
         "asgiref.sync.AsyncToSync",
@@ -42,6 +43,8 @@ HARMLESS = frozenset(
         *(f"{VIEWS}.http.{name}" for name in ("condition", "require_http_methods")),
         f"{VIEWS}.vary.vary_on_headers",
         "drf_spectacular.drainage.isolate_view_method",
+        "ninja.pagination._inject_pagination",
+        *(f"ninja_extra.pagination.operations.{name}.get_view_function" for name in PAGINATORS),
         PROXY,
     }
 )

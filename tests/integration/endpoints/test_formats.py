@@ -25,7 +25,7 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str) -> None:
         "- Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes (a "
         'string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.',
         "- Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
-        "callers; operation `POST orders`",
+        "callers; operation `POST /orders`",
         "- Compared with the first request: method, path, query string, content type and body (JSON and forms up to "
         "128 KiB by their values)",
         "- Kept for: 1 day from the first request. After that the key is as if it had never been used.",
@@ -62,7 +62,7 @@ def test_c4_what_makes_a_key_unique_is_published(urlconf: Any) -> None:
     )
     refuse, event, form = run("--format", "markdown", urlconf=urls)[0].split("\n## ")[1:]
     assert "- Key: the form field 'idempotency_key'\n" in form
-    assert "the credential or session that was sent; others are refused; operation `POST refuse`" in refuse
+    assert "the credential or session that was sent; others are refused; operation `POST /refuse`" in refuse
     assert '- 403 `unidentified-caller` "Idempotency-Key needs an identified caller"' in refuse
     assert '- 403 `replay-refused` "Replay is not permitted"' in refuse
     assert "Compared with the first request: method and path\n" in refuse

@@ -1,0 +1,53 @@
+"""The page about the REST framework: its bulk requests, and its schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import path
+
+from tests.shopapp.models import Order
+
+pytest.importorskip("rest_framework")
+
+
+def item(key: str, amount: int = 1) -> dict[str, Any]:
+    return {"key": key, "reference": "a book", "amount": amount}
+
+
+@pytest.mark.django_db
+def test_each_item_of_a_bulk_request_runs_once(run: Any, serve: Any, client: Client, django_user_model: Any) -> None:
+    """A retry replays what has run, and runs the rest. Another customer may use the same keys."""
+    serve(path("bulk/", run("docs/drf.md", "shop/bulk.py").BulkOrders.as_view()))
+    client.force_login(django_user_model.objects.create_user("ann"))
+
+    def send(*items: dict[str, Any]) -> list[tuple[Any, ...]]:
+        answer = client.post("/bulk/", list(items), content_type="application/json")
+        assert answer.status_code == 207
+        return [(done["key"], done["status"], done.get("replayed", done.get("code"))) for done in answer.json()]
+
+    assert send(item("one"), item("no key")) == [("one", 201, False), ("no key", 400, None)]
+    assert send(item("one"), item("two")) == [("one", 201, True), ("two", 201, False)]
+    assert send(item("one", amount=9)) == [("one", 422, "already-used")]
+    assert Order.objects.count() == 2
+    client.force_login(django_user_model.objects.create_user("ben"))
+    assert send(item("one")) == [("one", 201, False)]
+
+
+def test_the_schema_shows_the_projects_own_errors(run: Any, settings: Any) -> None:
+    """In the place of responses without a body."""
+    generators = pytest.importorskip("drf_spectacular.generators")
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": lambda request, problem: None}
+    view = run("docs/drf.md", "shop/order_view.py").OrderView
+    view.schema = run("docs/drf.md", "shop/api_schema.py").ShopSchema()
+    made = generators.SchemaGenerator(patterns=[path("orders/", view.as_view())]).get_schema(request=None, public=True)
+    responses = made["paths"]["/orders/"]["post"]["responses"]
+    form = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    assert [status for status, response in responses.items() if response.get("content") == form] == [
+        "409",
+        "422",
+        "503",
+    ]
+    assert list(made["components"]["schemas"]["Error"]["properties"]) == ["code", "detail", "reference"]
