@@ -51,6 +51,8 @@ def test_a_command_that_names_databases_asks_them(monkeypatch: pytest.MonkeyPatc
     ("setting", "message"),
     [
         ({"TTTL": 1}, "unknown IDEMPOTENCY setting 'TTTL'. Did you mean 'TTL'?"),
+        ({"PAUSED": "yes"}, "IDEMPOTENCY['PAUSED']='yes' cannot be imported"),
+        ({"PAUSED": 1}, "IDEMPOTENCY['PAUSED']=1: give True, False or a callable() -> bool"),
         # Without the key itself, which a build log would keep.
         ({"ENCRYPTION_KEYS": ["s3cret"]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key. Make one with"),
     ],

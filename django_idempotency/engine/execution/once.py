@@ -91,15 +91,19 @@ def run_once(
         OperationInProgress: another worker runs the same operation now.
         OutcomeUnknown: an external call is in doubt, and must not be made twice.
         PayloadMismatch: the key was used before, for another payload.
-        StoreBusy: the database did not answer in time, or cannot be reached or written to.
+        StoreBusy: the database did not answer in time, or cannot be reached or written to; or `PAUSED` is on.
         InvalidKey: the key cannot be used (a ValueError).
         ResultNotStorable: the result is neither JSON nor a saved model instance.
         IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
     alias, leased = alias_of(resolved), resolved.lease is not None
-    function = _Function(work, resolved.reconcile, leased)
-    if not get_settings().enabled:
+    function, conf = _Function(work, resolved.reconcile, leased), get_settings()
+    if conf.paused and conf.pauses():
+        name = operation_name(work, resolved.operation)
+        report("paused", identify(scope="", operation=name, key=""), alias)
+        raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
+    if not conf.enabled:
         with nullcontext() if leased else transaction.atomic(using=alias):
             operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
             with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random

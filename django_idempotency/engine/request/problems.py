@@ -56,6 +56,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "in-progress": Meaning.RETRY,
     "outcome-unknown": Meaning.RETRY,
     "busy": Meaning.RETRY,
+    "paused": Meaning.RETRY,
     "unidentified-caller": Meaning.LOG_IN,
     "changing-credential": Meaning.LOG_IN,
     "response-not-stored": Meaning.LOOK_UP,
@@ -208,6 +209,11 @@ def replay_refused() -> Problem:
 def store_busy() -> Problem:
     detail = _("Nothing was done. Retry the request later, unchanged.")
     return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
+
+
+def paused() -> Problem:
+    detail = _("Nothing was done. Retry the request later, unchanged.")
+    return Problem("paused", 503, "This operation is paused", detail, {"Retry-After": str(LONGEST_RETRY_AFTER)})
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
