@@ -8,7 +8,8 @@ and no SCOPE, E014 tables of keys that Citus does not commit together with the b
 IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
 take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
 or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
-leased view with a short `ttl`, whose keys a gateway remembers for longer.
+leased view with a short `ttl`, whose keys a gateway remembers for longer, W010 protection that is switched off or
+paused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [*check_settings(), *check_urls()]
+    return [*check_settings(), *check_urls(), *check_switches()]
 
 
 # Only `check --database` and `migrate` run the checks with this tag. Without it, Django 6.1 would run them before each
@@ -111,6 +112,19 @@ def check_urls() -> Iterator[CheckMessage]:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
+
+
+def check_switches() -> Iterator[CheckMessage]:
+    """Name each switch that is meant for a time, and could be forgotten."""
+    conf, observe = get_settings(), resolve().observe
+    found = {
+        "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
+        "IDEMPOTENCY['OBSERVE'] is True: each retry runs again.": observe,
+        "IDEMPOTENCY['PAUSED'] is True: every request of a protected endpoint gets 503.": conf.paused is True,
+    }
+    views = {view for view, options in _declared()[0] if options.observe and not observe}
+    found |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
+    yield from (Warning(message, id="django_idempotency.W010") for message, applies in found.items() if applies)
 
 
 def _misspelled(callback: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ from ... import exceptions
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..conf.fields import refuse_unknown
-from ..events import report, report_outcome
+from ..events import report, report_outcome, warn_if_unprotected
 from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
@@ -104,6 +104,7 @@ def run_once(
         report("paused", identify(scope="", operation=name, key=""), alias)
         raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
     if not conf.enabled:
+        warn_if_unprotected(operation_name(work, resolved.operation))
         with nullcontext() if leased else transaction.atomic(using=alias):
             operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
             with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random

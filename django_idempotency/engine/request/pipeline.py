@@ -1,7 +1,7 @@
 """The order of a protected request. It is part of the contract, so it must not change; each rule stands elsewhere.
 
-1. `PAUSED` stops everything else. A method that is not protected goes straight through: `unprotected.py`, and `atomic_requests.py` for its transaction.
-   In observe mode the view runs whatever happens: `observing.py`.
+1. A method that is not protected goes straight through: `unprotected.py`, and `atomic_requests.py` for its transaction.
+   `PAUSED` stops everything else. In observe mode the view runs whatever happens: `observing.py`.
 2. The key is read, and nothing has queried a database: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` has every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
