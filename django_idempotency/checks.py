@@ -9,18 +9,19 @@ IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a
 take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
 or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
 leased view with a short `ttl`, whose keys a gateway remembers for longer, W010 protection that is switched off or
-paused.
+paused, W011 a leased view without `operation`, W012 stored keys of an operation that no route has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections, router
+from django.db import DatabaseError, connections, router, transaction
 from django.urls import get_resolver
 
 from .endpoints.listing import declarations_of, misplaced, routes
@@ -29,6 +30,7 @@ from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
 from .exceptions import IdempotencyConfigurationError
+from .maintenance.renamed import LOST, operations_without_a_route
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
@@ -86,6 +88,19 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
             yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
+        else:
+            yield from _check_operations(alias)
+
+
+def _check_operations(alias: str) -> Iterator[CheckMessage]:
+    # Before the first migration there is no table. E007 reports the options of an endpoint that cannot work.
+    with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
+        for operation in operations_without_a_route(using=alias):
+            yield Warning(
+                LOST.format(alias, operation),
+                hint="Keep the old route until its keys have expired, and pass operation= before the next rename.",
+                id="django_idempotency.W012",
+            )
 
 
 def check_urls() -> Iterator[CheckMessage]:
@@ -106,6 +121,13 @@ def check_urls() -> Iterator[CheckMessage]:
             "derived key answers with the first charge, and one payment buys two orders.",
             hint='Leave ttl out, which means 30 days, or pass late_keys="refuse".',
             id="django_idempotency.W009",
+        )
+    for view in sorted({view for view, options in _declared()[0] if options.lease and options.operation is None}):
+        yield Warning(
+            f"{view} has a lease and no operation=. If its route is renamed, a retry runs again under the new name, "
+            "with another derived key: the customer is charged twice.",
+            hint='Pass operation="pay a basket", for example. For keys that exist already, see docs/operations.md.',
+            id="django_idempotency.W011",
         )
     if any(options.in_progress_status == 202 for _, options in _declared()[0]):
         try:

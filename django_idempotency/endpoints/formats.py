@@ -59,7 +59,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
 def _section(endpoint: Endpoint, options: Options) -> str:
     facts = specification.facts(options)
-    facts["Unique for"] += f"; operation `{options.operation or f'{endpoint.method} {endpoint.route}'}`"
+    facts["Unique for"] += f"; operation `{endpoint.operation}`"
     if options.key is None:
         required = "required" if options.required else "optional; without it the request is not protected"
         facts = {"Header": f"`{get_settings().header}`, {required}", **facts}

@@ -40,7 +40,7 @@ T = TypeVar("T")
 Key = str | int | UUID
 JSON = (("Content-Type", "application/json"),)
 NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
-    outcomes.Mismatched: (exceptions.PayloadMismatch, "was used for another payload. Use a new key for new work."),
+    outcomes.Mismatched: (exceptions.PayloadMismatch, "was used for another payload, whose work may have run."),
     outcomes.Conflicted: (exceptions.OperationInProgress, "is being run right now. Try again later."),
     outcomes.InDoubt: (exceptions.OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed or stored. Nothing was done. Try again later."),

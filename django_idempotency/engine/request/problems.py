@@ -182,7 +182,11 @@ def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
 
 
 def already_used(options: Options) -> Problem:
-    detail = _("This key was used for another request. Use a new key for a new request.")
+    # It does not say "use a new key": the other request may have charged, and this one may be its corrected copy.
+    detail = _(
+        "This key was used for another request, which may have been processed. Find out what became of it first. A new "
+        "request needs a key of its own."
+    )
     return Problem("already-used", options.mismatch_status, "Idempotency-Key is already used", detail)
 
 
