@@ -9,7 +9,8 @@ IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a
 take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
 or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
 leased view with a short `ttl`, whose keys a gateway remembers for longer, W010 protection that is switched off or
-paused, W011 a leased view without `operation`, W012 stored keys of an operation that no route has.
+paused, W011 a leased view without `operation`, W012 stored keys of an operation that no endpoint has, W013
+newest rows that ENCRYPTION_KEYS cannot decrypt.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ from .engine.conf import Options, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
-from .exceptions import IdempotencyConfigurationError
+from .engine.stores.sealing import unseal_response
+from .exceptions import IdempotencyConfigurationError, NotDecryptable
 from .maintenance.renamed import LOST, operations_without_a_route
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
 """Packages that give a schema of PostgreSQL to each tenant."""
+
+
+NEWEST = 20
+"""So many of the newest rows are decrypted by a check."""
 
 
 @register("django_idempotency")
@@ -89,18 +95,35 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
         else:
-            yield from _check_operations(alias)
+            # Before the first migration there is no table. E007 reports the options of an endpoint that cannot work.
+            found: list[CheckMessage] = []
+            with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
+                found = [*_check_operations(alias), *_check_decryption(alias)]
+            yield from found
 
 
 def _check_operations(alias: str) -> Iterator[CheckMessage]:
-    # Before the first migration there is no table. E007 reports the options of an endpoint that cannot work.
-    with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
-        for operation in operations_without_a_route(using=alias):
+    for operation in operations_without_a_route(using=alias):
+        yield Warning(
+            LOST.format(alias, operation),
+            hint="Keep the old route until its keys have expired, and pass operation= before the next rename.",
+            id="django_idempotency.W012",
+        )
+
+
+def _check_decryption(alias: str) -> Iterator[CheckMessage]:
+    """After a rotation, the newest rows are those that processes of the other key list have written."""
+    newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
+    for row in (row for row in newest if row.status_code is not None):
+        try:
+            unseal_response(row, row)
+        except NotDecryptable as error:
             yield Warning(
-                LOST.format(alias, operation),
-                hint="Keep the old route until its keys have expired, and pass operation= before the next rename.",
-                id="django_idempotency.W012",
+                f"database {alias!r} has a new row that cannot be decrypted, so its retry gets 500. {error}",
+                hint="While you rotate, the new key stands at the end of the list until all processes have it.",
+                id="django_idempotency.W013",
             )
+            return
 
 
 def check_urls() -> Iterator[CheckMessage]:
