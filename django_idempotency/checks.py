@@ -8,8 +8,8 @@ and no SCOPE, E014 tables of keys that Citus does not commit together with the b
 IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
 take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
 or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
-leased view with a short `ttl`, whose keys a gateway remembers for longer, W010 protection that is switched off or
-paused, W011 a leased view without `operation`, W012 stored keys of an operation that no endpoint has, W013
+leased view with a short `ttl`, whose keys a gateway remembers for longer, W014 protection that is switched off or
+paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017
 newest rows that ENCRYPTION_KEYS cannot decrypt.
 """
 
@@ -107,7 +107,7 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
         yield Warning(
             LOST.format(alias, operation),
             hint="Keep the old route until its keys have expired, and pass operation= before the next rename.",
-            id="django_idempotency.W012",
+            id="django_idempotency.W016",
         )
 
 
@@ -121,7 +121,7 @@ def _check_decryption(alias: str) -> Iterator[CheckMessage]:
             yield Warning(
                 f"database {alias!r} has a new row that cannot be decrypted, so its retry gets 500. {error}",
                 hint="While you rotate, the new key stands at the end of the list until all processes have it.",
-                id="django_idempotency.W013",
+                id="django_idempotency.W017",
             )
             return
 
@@ -150,7 +150,7 @@ def check_urls() -> Iterator[CheckMessage]:
             f"{view} has a lease and no operation=. If its route is renamed, a retry runs again under the new name, "
             "with another derived key: the customer is charged twice.",
             hint='Pass operation="pay a basket", for example. For keys that exist already, see docs/operations.md.',
-            id="django_idempotency.W011",
+            id="django_idempotency.W015",
         )
     if any(options.in_progress_status == 202 for _, options in _declared()[0]):
         try:
@@ -169,7 +169,7 @@ def check_switches() -> Iterator[CheckMessage]:
     }
     views = {view for view, options in _declared()[0] if options.observe and not observe}
     found |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
-    yield from (Warning(message, id="django_idempotency.W010") for message, applies in found.items() if applies)
+    yield from (Warning(message, id="django_idempotency.W014") for message, applies in found.items() if applies)
 
 
 def _misspelled(callback: Any) -> Iterator[str]:

@@ -114,7 +114,7 @@ def test_a_default_of_the_project_breaks_no_endpoint(adapter: Adapter, declared:
             if len(names) == 1:
                 told = {problem.id.removeprefix("django_idempotency.") for problem in check_project(None)}
                 unnamed = adapter.http and "operation" not in declared and ("lease" in declared or "LEASE" in given)
-                advised = {"W010": "OBSERVE" in given, "W011": unnamed}
+                advised = {"W014": "OBSERVE" in given, "W015": unnamed}
                 assert told - {"W001"} == {name for name, applies in advised.items() if applies}, given
 
 

@@ -116,13 +116,13 @@ def test_a_rename_that_loses_its_keys_is_told_and_not_made_worse(gateway: Gatewa
         gateway.send("pay")
     with deployed(path("payments/<int:basket>/", view), path("admin/", admin.site.urls)):
         assert gateway.send("payments") == [201] * 6
-        told = [(message.id, message.msg) for message in check_databases(["default"]) if "W012" in message.id]
+        told = [(message.id, message.msg) for message in check_databases(["default"]) if "W016" in message.id]
         errors = StringIO()
         call_command("idempotency_endpoints", database="default", stdout=StringIO(), stderr=errors)
         page = admin_client.get(reverse("admin:django_idempotency_idempotencykey_changelist")).content.decode()
     assert (Order.objects.count(), gateway.charged()) == (9, 12)
     lost = "database 'default' has keys of 'POST pay/<int:basket>/', and no endpoint has this name: a retry runs again."
-    assert (told, errors.getvalue()) == ([("django_idempotency.W012", lost)], f"{lost}\n")
+    assert (told, errors.getvalue()) == ([("django_idempotency.W016", lost)], f"{lost}\n")
     assert "their retries run again: POST pay/&lt;int:basket&gt;/. Was the route renamed?" in page
 
     def settle(operation: Any) -> HttpResponse:
@@ -199,16 +199,16 @@ def test_an_endpoint_has_a_route_for_each_language(stored: str, listed: list[str
 def test_before_the_first_migration_nothing_is_looked_for() -> None:
     """`migrate` runs the checks, too."""
     with without_tables("default"):
-        assert "django_idempotency.W012" not in {message.id for message in check_databases(["default"])}
+        assert "django_idempotency.W016" not in {message.id for message in check_databases(["default"])}
 
 
 def test_a_leased_view_should_have_a_name_of_its_own() -> None:
-    """W011 says what a rename would cost."""
+    """W015 says what a rename would cost."""
     views = (idempotent(lease=60)(not_named), idempotent(lease=60, operation="pay")(paying), idempotent(paying))
     with deployed(*(path(f"{number}/", view) for number, view in enumerate(views))):
         (message,) = check_urls()
     assert (message.id, message.msg) == (
-        "django_idempotency.W011",
+        "django_idempotency.W015",
         f"{__name__}.not_named has a lease and no operation=. If its route is renamed, a retry runs again under the "
         "new name, with another derived key: the customer is charged twice.",
     )

@@ -103,11 +103,11 @@ def test_the_log_says_so_once_an_operation(
         ({}, []),
     ],
 )
-def test_w010_names_each_switch(settings: Any, setting: Any, messages: list[str]) -> None:
+def test_w014_names_each_switch(settings: Any, setting: Any, messages: list[str]) -> None:
     """Of the project, and of a view. A callable is asked later, so nobody forgets it."""
     settings.IDEMPOTENCY = setting
     view = [] if "OBSERVE" in setting else [f"{__name__}.charge has observe=True: each retry runs again."]
-    found = [problem for problem in check_project(None) if problem.id == "django_idempotency.W010"]
+    found = [problem for problem in check_project(None) if problem.id == "django_idempotency.W014"]
     assert [problem.msg for problem in found] == [*messages, *view]
 
 

@@ -166,11 +166,11 @@ def test_no_body_of_a_client_poses_as_encrypted_or_as_plain(post: Post, settings
         (None, "is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set"),
     ],
 )
-def test_w013_the_newest_rows_can_be_decrypted(post: Post, settings: Any, keys: Any, told: str | None) -> None:
+def test_w017_the_newest_rows_can_be_decrypted(post: Post, settings: Any, keys: Any, told: str | None) -> None:
     """After a rotation, by `check --database`: one message, however many rows there are."""
     for body in (b"a", b"b"):
         sent(post, "/echo", body, caller=body.decode())
     settings.IDEMPOTENCY = {} if keys is None else {"ENCRYPTION_KEYS": keys}
-    found = [message.msg for message in check_databases(["default"]) if message.id == "django_idempotency.W013"]
+    found = [message.msg for message in check_databases(["default"]) if message.id == "django_idempotency.W017"]
     assert [told in message for message in found if told] == [True] * bool(told)
     assert bool(found) is bool(told)

@@ -18,7 +18,7 @@ from shop.demo.stage import PAUSE, eventually, paused_in_the_middle
 from shop.pause import HEADER
 
 OLD_NAME = "POST old-payments/"
-"""No route has it. The admin, the check W012 and `idempotency_endpoints --database default` say so."""
+"""No route has it. The admin, the check W016 and `idempotency_endpoints --database default` say so."""
 
 
 @dataclass(frozen=True, slots=True)
