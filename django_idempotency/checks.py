@@ -8,18 +8,21 @@ and no SCOPE, E014 tables of keys that Citus does not commit together with the b
 IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
 take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
 or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
-leased view with a short `ttl`, whose keys a gateway remembers for longer.
+leased view with a short `ttl`, whose keys a gateway remembers for longer, W014 protection that is switched off or
+paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017
+newest rows that ENCRYPTION_KEYS cannot decrypt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections, router
+from django.db import DatabaseError, connections, router, transaction
 from django.urls import get_resolver
 
 from .endpoints.listing import declarations_of, misplaced, routes
@@ -27,11 +30,17 @@ from .engine.conf import Options, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
-from .exceptions import IdempotencyConfigurationError
+from .engine.stores.sealing import unseal_response
+from .exceptions import IdempotencyConfigurationError, NotDecryptable
+from .maintenance.renamed import LOST, operations_without_a_route
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
 """Packages that give a schema of PostgreSQL to each tenant."""
+
+
+NEWEST = 20
+"""So many of the newest rows are decrypted by a check."""
 
 
 @register("django_idempotency")
@@ -41,7 +50,7 @@ def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         get_settings()
     except IdempotencyConfigurationError as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return [*check_settings(), *check_urls()]
+    return [*check_settings(), *check_urls(), *check_switches()]
 
 
 # Only `check --database` and `migrate` run the checks with this tag. Without it, Django 6.1 would run them before each
@@ -85,6 +94,36 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
             yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
+        else:
+            # Before the first migration there is no table. E007 reports the options of an endpoint that cannot work.
+            found: list[CheckMessage] = []
+            with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
+                found = [*_check_operations(alias), *_check_decryption(alias)]
+            yield from found
+
+
+def _check_operations(alias: str) -> Iterator[CheckMessage]:
+    for operation in operations_without_a_route(using=alias):
+        yield Warning(
+            LOST.format(alias, operation),
+            hint="Keep the old route until its keys have expired, and pass operation= before the next rename.",
+            id="django_idempotency.W016",
+        )
+
+
+def _check_decryption(alias: str) -> Iterator[CheckMessage]:
+    """After a rotation, the newest rows are those that processes of the other key list have written."""
+    newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
+    for row in (row for row in newest if row.status_code is not None):
+        try:
+            unseal_response(row, row)
+        except NotDecryptable as error:
+            yield Warning(
+                f"database {alias!r} has a new row that cannot be decrypted, so its retry gets 500. {error}",
+                hint="While you rotate, the new key stands at the end of the list until all processes have it.",
+                id="django_idempotency.W017",
+            )
+            return
 
 
 def check_urls() -> Iterator[CheckMessage]:
@@ -106,11 +145,31 @@ def check_urls() -> Iterator[CheckMessage]:
             hint='Leave ttl out, which means 30 days, or pass late_keys="refuse".',
             id="django_idempotency.W009",
         )
+    for view in sorted({view for view, options in _declared()[0] if options.lease and options.operation is None}):
+        yield Warning(
+            f"{view} has a lease and no operation=. If its route is renamed, a retry runs again under the new name, "
+            "with another derived key: the customer is charged twice.",
+            hint='Pass operation="pay a basket", for example. For keys that exist already, see docs/operations.md.',
+            id="django_idempotency.W015",
+        )
     if any(options.in_progress_status == 202 for _, options in _declared()[0]):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
+
+
+def check_switches() -> Iterator[CheckMessage]:
+    """Name each switch that is meant for a time, and could be forgotten."""
+    conf, observe = get_settings(), resolve().observe
+    found = {
+        "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
+        "IDEMPOTENCY['OBSERVE'] is True: each retry runs again.": observe,
+        "IDEMPOTENCY['PAUSED'] is True: every request of a protected endpoint gets 503.": conf.paused is True,
+    }
+    views = {view for view, options in _declared()[0] if options.observe and not observe}
+    found |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
+    yield from (Warning(message, id="django_idempotency.W014") for message, applies in found.items() if applies)
 
 
 def _misspelled(callback: Any) -> Iterator[str]:

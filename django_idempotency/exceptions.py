@@ -131,5 +131,5 @@ class StoreBusy(NotRun):
 
     Another connection has SQLite's write lock, a migration has locked the key table, or the database cannot be reached,
     has no connection left or is read-only. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and raises it
-    once on each connection.
+    once on each connection. `IDEMPOTENCY["PAUSED"]` raises it, too.
     """

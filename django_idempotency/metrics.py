@@ -33,6 +33,7 @@ from django.db.models import Count, Max, Min
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
+from .engine.conf import get_settings, resolve
 from .engine.stores import alias_for
 from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .maintenance import running_transactions
@@ -57,6 +58,8 @@ GAUGES = {
     "if the scrape uses another database role than the application, and this role is not in pg_read_all_stats.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
+    "protection_off": "1 if the setting has `ENABLED` False or `OBSERVE` True, else 0. A view's own `observe` does not "
+    "count.",
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
 logger = logging.getLogger("django_idempotency")
@@ -99,7 +102,9 @@ class KeyCollector:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
             age = {} if read_at is None else {"age_seconds": now - read_at}
-            for name, value in {"database_unavailable": unavailable, **age, **values}.items():
+            off = float(not get_settings().enabled or resolve().observe)
+            told = {"database_unavailable": unavailable, "protection_off": off, **age, **values}
+            for name, value in told.items():
                 families[name].add_metric([alias], value)
         return families.values()
 

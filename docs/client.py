@@ -16,6 +16,7 @@ CODES = {  # by status and `code`; a 409 of the business has another code, or no
     "429 in-progress": "retry",
     "409 outcome-unknown": "retry",
     "503 busy": "retry",
+    "503 paused": "retry",
     "403 unidentified-caller": "log in",
     "403 changing-credential": "log in",
     "409 response-not-stored": "look up",

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_idempotency.signals import key_event
 
-REFUSED = ("missing", "invalid", "replay_refused", "busy")
+REFUSED = ("missing", "invalid", "replay_refused", "busy", "paused")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ The queries of this module never read the whole table.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any
@@ -20,8 +21,10 @@ from django.utils.translation import gettext_lazy as _
 from ..engine.conf import get_settings
 from ..engine.request.callers import scope_of_user
 from ..engine.stores.states import STATES
+from ..exceptions import IdempotencyConfigurationError
 from ..maintenance.erasure import of_scope
 from ..maintenance.lookups import find_key, refers_to, running_transactions
+from ..maintenance.renamed import operations_without_a_route
 from ..models import IdempotencyKey
 from . import overview
 from .links import show
@@ -80,6 +83,8 @@ class BoundedChangeList(ChangeList):
             self.runbook = get_settings().runbook_url
             model_admin: Any = self.model_admin
             if model_admin.has_resolve_permission(request):
+                with suppress(IdempotencyConfigurationError):
+                    self.lost = operations_without_a_route(using=self.root_queryset.db)
                 self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
 
     def _oldest_looked_at(self) -> str:

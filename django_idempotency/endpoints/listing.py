@@ -64,6 +64,11 @@ class Endpoint:
         return self.options is not None
 
     @property
+    def operation(self) -> str:
+        """The name that the keys of this endpoint are stored under, or an empty text if it is not protected."""
+        return "" if self.options is None else self.options.operation or f"{self.method} {self.route}"
+
+    @property
     def mode(self) -> str:
         """Return the mode: "atomic", "leased" or "leased, hold". For an unprotected endpoint, return an empty text."""
         return "" if self.options is None else MODES[self.options.policy]

@@ -111,6 +111,7 @@ def documented_responses(options: Options) -> list[Problem]:
             (True, problems.already_used(options)),
             (True, replace(problems.response_not_stored(kept), detail=not_kept)),
             (True, problems.store_busy()),
+            (bool(get_settings().paused), problems.paused()),
         ]
     found = [replace(problem, detail=problem.detail.strip()) for applies, problem in possible if applies]
     return sorted(found, key=lambda problem: problem.status)

@@ -16,6 +16,7 @@ from django.db import connections, transaction
 
 from ..models import IdempotencyKey
 from ..signals import key_event
+from .conf import get_settings
 from .protocol import outcomes
 from .protocol.digests import Identity
 
@@ -96,6 +97,17 @@ def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: st
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
             report(REFUSED[type(outcome)], identity, using)
+
+
+def warn_if_unprotected(operation: str) -> None:
+    """Write to the log that the requests of this operation run without protection, once in each process."""
+    unprotected(operation, "observe is True" if get_settings().enabled else "ENABLED is False")
+
+
+@lru_cache(maxsize=1024)
+def unprotected(operation: str, why: str) -> None:
+    with harmless():
+        logger.warning("%s runs without protection, because %s: each retry runs again.", operation, why)
 
 
 def report_purged(cleanup: Any, using: str) -> None:

@@ -179,8 +179,7 @@ def recover_idempotency_keys(
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
         if row is not None:
             declared = askable[row.operation]
-            would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
-            outcome, reason = would if dry_run else _outcome(store, row, declared)
+            outcome, reason = _completed_elsewhere(row) or _outcome(store, row, declared, dry_run=dry_run)
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
     found = keys.aggregate(left=Count("pk", Q(created_at__lte=Clock(plus=-age))), all=Count("pk"))
     left, young = found["left"], found["all"] - found["left"]
@@ -206,7 +205,21 @@ def _declared(operation: str) -> Declaration | str:
     return found[0] if found[0].options.lease is not None else "its view has no lease"
 
 
-def _outcome(store: Store, row: IdempotencyKey, declared: Declaration) -> tuple[Outcome, str]:
+def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
+    """A retry of a renamed route runs under the new name. What it has done must not be done again under the old one."""
+    same = IdempotencyKey.objects.using(row._state.db).filter(key_hash=row.key_hash, key=row.key, scope=row.scope)
+    other = same.filter(status=IdempotencyKey.Status.COMPLETED).exclude(operation=row.operation).first()
+    if other is None:
+        return None
+    return "left", (
+        f"its caller's key is completed as {other.operation!r}. If that is the same request, answer this key by hand, "
+        "after a refund if both were charged"
+    )
+
+
+def _outcome(store: Store, row: IdempotencyKey, declared: Declaration, *, dry_run: bool) -> tuple[Outcome, str]:
+    if dry_run:
+        return "would ask", dotted_name(declared.options.reconcile)
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     # The recovery does not change the stored fingerprint. If the key is already deleted or completed, the recovery does
     # not change the key.

@@ -45,7 +45,7 @@ def _pay(request: HttpRequest, url: str) -> JsonResponse:
 
 @csrf_exempt
 @require_POST
-@idempotent(lease=settings.PAYMENT_LEASE)
+@idempotent(operation="pay", lease=settings.PAYMENT_LEASE)
 def pay(request: HttpRequest) -> JsonResponse:
     """POST /payments/ {"order": 1, "amount": 1000}. The gateway honours keys, so a call in doubt is made again with its key."""
     return _pay(request, settings.GATEWAY_URL)
@@ -53,7 +53,7 @@ def pay(request: HttpRequest) -> JsonResponse:
 
 @csrf_exempt
 @require_POST
-@idempotent(lease=settings.PAYMENT_LEASE, on_abandoned="hold")
+@idempotent(operation="pay carefully", lease=settings.PAYMENT_LEASE, on_abandoned="hold")
 def pay_carefully(request: HttpRequest) -> JsonResponse:
     """The same with a gateway that ignores keys: a call in doubt waits until an operator decides."""
     return _pay(request, settings.OLD_GATEWAY_URL)

@@ -28,7 +28,7 @@ class ReportForm(forms.ModelForm):
 
 @csrf_exempt
 @require_POST
-@idempotent(lease=settings.REPORT_LEASE, in_progress_status=202, on_abandoned="retry")
+@idempotent(operation="order a report", lease=settings.REPORT_LEASE, in_progress_status=202, on_abandoned="retry")
 def order_report(request: HttpRequest) -> JsonResponse:
     """POST /reports/ {"item": "a book"}: 202 with the report's own page. A retry gets the same 202."""
     operation = get_operation(request)

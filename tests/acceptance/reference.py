@@ -263,6 +263,7 @@ def every_problem(options: Idempotency) -> list[Problem]:
         problems.body_too_large(),
         problems.already_used(options),
         problems.store_busy(),
+        problems.paused(),
     ]
 
 

@@ -53,7 +53,7 @@ def until(end: str, stream: IO[str]) -> str:
 def test_every_figure_of_the_demo_is_as_promised(tmp_path):
     """One order, one charge each time, fifty without protection. The shop that is served then ends with its parent.
 
-    The printed pages show a stuck key, one in doubt and one half done. The exit status is 0.
+    The printed pages show a key of each kind, and what a new key and a renamed route leave. The exit status is 0.
     """
     command = [sys.executable, "-c", STARTING, *COMMAND, "--serve"]
     errors = tmp_path / "errors"
@@ -64,7 +64,7 @@ def test_every_figure_of_the_demo_is_as_promised(tmp_path):
         try:
             table, said = until("NOT protected", parent.stdout), until("Ctrl-C stops", parent.stdout)
             (admin,) = re.findall(r"admin at (\S+)", said)
-            kinds = re.findall(r"(?m)^(stuck|in doubt|half done) .*\n +(http\S+)$", said)
+            kinds = re.findall(r"(?m)^(stuck|in doubt|half done|two keys|renamed|ran twice) .*\n +(http\S+)$", said)
             with httpx.Client(follow_redirects=True) as browser:
                 log_in(browser, admin)
                 shown = [browser.get(page).text for _, page in kinds]
@@ -73,8 +73,9 @@ def test_every_figure_of_the_demo_is_as_promised(tmp_path):
             rest = parent.stdout.read()  # until the last process that could write here has ended
     assert table == TABLE
     assert (rest, errors.read_text()) == ("", "")
-    assert [kind for kind, _ in kinds] == ["stuck", "in doubt", "half done"]
-    operations = ["POST payments/", "POST careful-payments/", "POST payments/"]
+    assert [kind for kind, _ in kinds] == ["stuck", "in doubt", "half done", "two keys", "renamed", "ran twice"]
+    old = "POST old-payments/"
+    operations = ["pay", "pay carefully", "pay", "pay carefully", old, old]
     assert all(operation in page for operation, page in zip(operations, shown, strict=True))
     with pytest.raises(httpx.ConnectError):
         httpx.get(admin)

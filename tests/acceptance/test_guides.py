@@ -133,6 +133,24 @@ def test_a_number_of_the_clients_own(run: Any, serve: Any, django_user_model: An
     ]
 
 
+@pytest.mark.django_db
+def test_a_row_pauses_the_endpoints(run: Any, serve: Any, client: Client) -> None:
+    """Without a deployment, and for as long as the row says so."""
+    serve(path("pay/", idempotent(lambda request: HttpResponse("paid"))))
+    switch = models.Switch.objects.create(name="payments", paused=True)
+    given = run("docs/operations.md", "pausing_settings.py").IDEMPOTENCY
+    paused = run("docs/operations.md", given["PAUSED"].rpartition(".")[0].replace(".", "/") + ".py").paused
+
+    def pay() -> tuple[int, str | None]:
+        answer = client.post("/pay/", headers={"Idempotency-Key": "one"})
+        return answer.status_code, answer.headers.get("Retry-After")
+
+    with override_settings(IDEMPOTENCY={"PAUSED": paused}):
+        assert [pay(), pay()] == [(503, "60")] * 2
+        models.Switch.objects.filter(pk=switch.pk).update(paused=False)
+        assert pay() == (200, None)
+
+
 def uuid7(days_ago: int = 0) -> str:
     """A UUID of version 7 that was made so many days ago."""
     made = timezone.now() - timedelta(days=days_ago)

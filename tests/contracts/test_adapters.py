@@ -261,6 +261,22 @@ class TestOutcomes:
         assert [answer.replayed for answer in sent] == [None if adapter.http else "false"] * 2
         assert counts() == (2, 0)
 
+    def test_paused_nothing_runs_and_nothing_is_replayed(self, adapter: Adapter, settings: Any) -> None:
+        """Whatever else is switched off, and before a key is read. The pause ends without a trace."""
+        send, asked = adapter.protect(create), []
+        kept = send()
+        for other in ({}, {"ENABLED": False}, {"OBSERVE": True}):
+            for paused in (True, lambda: asked.append("whether") or True):
+                settings.IDEMPOTENCY = {"PAUSED": paused, **other}
+                with CaptureQueriesContext(connection) as statements:
+                    refused = [send(key) for key in ("k", "new", "a b")]
+                assert ([answer.status for answer in refused], [*statements]) == ([503] * 3, [])
+                if adapter.http:
+                    assert {(code(answer), answer.headers["Retry-After"]) for answer in refused} == {("paused", "60")}
+        assert (asked, counts()) == (["whether"] * 9, (1, 1))
+        settings.IDEMPOTENCY = {"PAUSED": lambda: False}
+        assert send() == Answer(*kept.kept, replayed="true")
+
     def test_observed_it_runs_each_time(self, http: Adapter, caplog: pytest.LogCaptureFixture) -> None:
         """The log says what would have been replayed."""
         send = http.protect(create, observe=True)

@@ -112,7 +112,10 @@ def test_a_default_of_the_project_breaks_no_endpoint(adapter: Adapter, declared:
         with override_settings(IDEMPOTENCY=given):
             assert marks([send(key, **known) for _ in range(2)]) == expected(adapter, given), given
             if len(names) == 1:
-                assert {problem.id for problem in check_project(None)} <= {"django_idempotency.W001"}, given
+                told = {problem.id.removeprefix("django_idempotency.") for problem in check_project(None)}
+                unnamed = adapter.http and "operation" not in declared and ("lease" in declared or "LEASE" in given)
+                advised = {"W014": "OBSERVE" in given, "W015": unnamed}
+                assert told - {"W001"} == {name for name, applies in advised.items() if applies}, given
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)

@@ -51,6 +51,8 @@ def test_a_command_that_names_databases_asks_them(monkeypatch: pytest.MonkeyPatc
     ("setting", "message"),
     [
         ({"TTTL": 1}, "unknown IDEMPOTENCY setting 'TTTL'. Did you mean 'TTL'?"),
+        ({"PAUSED": "yes"}, "IDEMPOTENCY['PAUSED']='yes' cannot be imported"),
+        ({"PAUSED": 1}, "IDEMPOTENCY['PAUSED']=1: give True, False or a callable() -> bool"),
         # Without the key itself, which a build log would keep.
         ({"ENCRYPTION_KEYS": ["s3cret"]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key. Make one with"),
     ],
@@ -165,7 +167,7 @@ def test_w009_a_leased_key_that_gateways_outlive(
 ) -> None:
     """One payment could buy two orders, unless late keys are refused."""
     views = types.ModuleType("views")
-    views.urlpatterns = [path("pay", idempotent(**options)(not_called))]  # type: ignore[attr-defined]
+    views.urlpatterns = [path("pay", idempotent(operation="pay", **options)(not_called))]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "views_of_this_test", views)
     with override_settings(ROOT_URLCONF="views_of_this_test"):
         messages = [(message.id, message.msg, message.hint) for message in check_urls()]
@@ -202,7 +204,8 @@ def test_e007_and_e008_options_of_a_route(
 ) -> None:
     """Options that contradict each other, and 202 without a status page."""
     views = types.ModuleType("views")
-    views.urlpatterns = [path("pay", idempotent(**options)(lambda request: HttpResponse()))]  # type: ignore[attr-defined]
+    view = idempotent(operation="pay", **options)(lambda request: HttpResponse())
+    views.urlpatterns = [path("pay", view)]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "views_of_this_test", views)
     with override_settings(ROOT_URLCONF="views_of_this_test"):
         messages = [*check_urls()]

@@ -67,6 +67,15 @@ def test_outcomes_are_counted_by_operation(scrape: Scrape) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("setting", "off"), [({}, 0), ({"ENABLED": False}, 1), ({"OBSERVE": True}, 1), ({"PAUSED": True}, 0)]
+)
+def test_a_gauge_shows_that_protection_is_off(scrape: Scrape, settings: Any, setting: Any, off: int) -> None:
+    """A pause protects."""
+    settings.IDEMPOTENCY = setting
+    assert scrape()["idempotency_keys_protection_off", "default"] == off
+
+
 @pytest.mark.only_on("postgresql")
 def test_gauges_show_atomic_mode_at_work(scrape: Scrape) -> None:
     """A request of ten minutes ago would be seen. Without rights its age is missing, and not 0."""
@@ -161,6 +170,9 @@ def test_a_database_that_does_not_answer_keeps_its_last_values(
         assert shown(scrape, *names) == [1, 1, 0]
         assert shown(scrape, "age_seconds")[0] > 0
         found = [line for line in generate_latest(never_read).decode().splitlines() if not line.startswith("#")]
-    assert found == ['idempotency_keys_database_unavailable{database="default"} 1.0']
+    assert found == [
+        'idempotency_keys_database_unavailable{database="default"} 1.0',
+        'idempotency_keys_protection_off{database="default"} 0.0',
+    ]
     assert "could not be counted for Prometheus" in caplog.text
     assert shown(scrape, *names, "age_seconds") == [0, 1, 0, 0]

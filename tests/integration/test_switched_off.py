@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,11 @@ from django.test import AsyncClient
 from django.urls import path
 
 from django_idempotency import get_operation, idempotent, run_once
+from django_idempotency.checks import check_project
+from django_idempotency.engine import events
 from django_idempotency.keys import derived_key
 from django_idempotency.models import IdempotencyKey
+from tests.servers import fake_gateway
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_switched_off")]
@@ -28,13 +32,83 @@ async def acharge(request: HttpRequest) -> HttpResponse:
     return charge(request)
 
 
+def pay(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    headers = {"Idempotency-Key": operation.derive_key("charge")}
+    order = {"amount": 1, "reference": request.headers["X-Client"]}
+    operation.call("charge", lambda: HOOKS["gateway"].post("/charges", json=order, headers=headers).status_code)
+    return HttpResponse(status=201)
+
+
+HOOKS: dict[str, Any] = {}
 VIEWS = {"atomic": idempotent(charge), "leased": idempotent(lease=60)(charge), "async": idempotent(acharge)}
 OBSERVED = {
     f"observed/{name}": idempotent(observe=True, lease=lease)(charge) for name, lease in {"a": None, "l": 60}.items()
 }
 OBSERVED["observed/refused"] = idempotent(observe=True, fingerprint=("a",))(charge)
 OPTIONAL = idempotent(required=False, anonymous="refuse")(charge)
-urlpatterns = [path(name, view) for name, view in {**VIEWS, **OBSERVED, "optional": OPTIONAL}.items()]
+OTHERS = {"optional": OPTIONAL, "pay": idempotent(lease=60)(pay)}
+urlpatterns = [path(name, view) for name, view in {**VIEWS, **OBSERVED, **OTHERS}.items()]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_said_yet(caplog: pytest.LogCaptureFixture) -> None:
+    events.unprotected.cache_clear()
+    caplog.set_level(logging.WARNING, logger="django_idempotency")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("switch", "charges", "runs"), [("ENABLED", 20, 60), ("PAUSED", 0, 0), (None, 20, 20)])
+def test_the_gateway_charges_each_client_once(
+    client: Any, settings: Any, switch: str | None, charges: int, runs: int
+) -> None:
+    """By its own book: 20 clients send their request three times. Switched off, only the gateway's memory helps."""
+    settings.IDEMPOTENCY = {None: {}, "ENABLED": OFF, "PAUSED": {"PAUSED": True}}[switch]
+    with fake_gateway() as HOOKS["gateway"]:
+        asked = []
+        HOOKS["gateway"].event_hooks = {"request": [asked.append]}
+        for number in [*range(20)] * 3:
+            client.post("/pay", headers={"Idempotency-Key": f"k{number}", "X-Client": f"c{number}"})
+        assert len(asked) == runs
+        assert len(HOOKS["gateway"].get("/charges").json()["charges"]) == charges
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "why"),
+    [(OFF, "atomic", "ENABLED is False"), ({}, "observed/a", "observe is True"), (OFF, None, "ENABLED is False")],
+)
+def test_the_log_says_so_once_an_operation(
+    post: Post, client: Any, settings: Any, caplog: pytest.LogCaptureFixture, setting: Any, name: str | None, why: str
+) -> None:
+    """In each process, at its first request. A request that is not protected anyway says nothing."""
+    settings.IDEMPOTENCY = setting
+    for key in ("a", "b"):
+        if name is None:
+            run_once(lambda: 1, scope="s", operation="job", key=key)
+        else:
+            post(f"/{name}", key=key)
+            client.put(f"/{name}")
+    said = [r.getMessage() for r in caplog.records if "without" in r.getMessage()]
+    operation = "job" if name is None else f"POST {name}"
+    assert said == [f"{operation} runs without protection, because {why}: each retry runs again."]
+
+
+@pytest.mark.parametrize(
+    ("setting", "messages"),
+    [
+        (OFF, ["IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again."]),
+        ({"OBSERVE": True}, ["IDEMPOTENCY['OBSERVE'] is True: each retry runs again."]),
+        ({"PAUSED": True}, ["IDEMPOTENCY['PAUSED'] is True: every request of a protected endpoint gets 503."]),
+        ({"PAUSED": lambda: True}, []),
+        ({}, []),
+    ],
+)
+def test_w014_names_each_switch(settings: Any, setting: Any, messages: list[str]) -> None:
+    """Of the project, and of a view. A callable is asked later, so nobody forgets it."""
+    settings.IDEMPOTENCY = setting
+    view = [] if "OBSERVE" in setting else [f"{__name__}.charge has observe=True: each retry runs again."]
+    found = [problem for problem in check_project(None) if problem.id == "django_idempotency.W014"]
+    assert [problem.msg for problem in found] == [*messages, *view]
 
 
 def key_of(name: str, key: str) -> str:

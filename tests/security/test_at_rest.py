@@ -12,11 +12,12 @@ from django.urls import path
 from django.utils import timezone
 
 from django_idempotency import NotDecryptable, get_operation, idempotent
+from django_idempotency.checks import check_databases
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.at_rest import OLD, everything
+from tests.at_rest import NEW, OLD, everything
 from tests.claims import a_claim, claim_and_commit
 
 Post = Callable[..., Any]
@@ -154,3 +155,22 @@ def test_no_body_of_a_client_poses_as_encrypted_or_as_plain(post: Post, settings
         else:
             answer = sent(post, "/echo", body, f"caller {number}")
             assert (answer.content, answer.headers["Idempotency-Replayed"]) == (body, "true")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ([OLD], None),
+        ([NEW, OLD], None),
+        ([NEW], "cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']"),
+        (None, "is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set"),
+    ],
+)
+def test_w017_the_newest_rows_can_be_decrypted(post: Post, settings: Any, keys: Any, told: str | None) -> None:
+    """After a rotation, by `check --database`: one message, however many rows there are."""
+    for body in (b"a", b"b"):
+        sent(post, "/echo", body, caller=body.decode())
+    settings.IDEMPOTENCY = {} if keys is None else {"ENCRYPTION_KEYS": keys}
+    found = [message.msg for message in check_databases(["default"]) if message.id == "django_idempotency.W017"]
+    assert [told in message for message in found if told] == [True] * bool(told)
+    assert bool(found) is bool(told)

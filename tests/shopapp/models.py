@@ -81,6 +81,16 @@ class Outbox(models.Model):
         return str(self.payload)
 
 
+class Switch(models.Model):
+    """What an operator switches without a deployment."""
+
+    name = models.CharField(max_length=100)
+    paused = models.BooleanField(default=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Purchase(models.Model):
     """It has a number of the customer's own."""
 

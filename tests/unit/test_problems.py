@@ -72,6 +72,7 @@ MOVED = Snapshot(status_code=201, headers=(("location", "/orders/59"),), body=No
         ),
         (problems.replay_refused, 403, "replay-refused", "look up", "Replay is not permitted", {}),
         (problems.store_busy, 503, "busy", "retry", "The idempotency store is busy", {"Retry-After": "1"}),
+        (problems.paused, 503, "paused", "retry", "This operation is paused", {"Retry-After": "60"}),
     ],
 )
 def test_codes_meanings_and_titles_never_change(

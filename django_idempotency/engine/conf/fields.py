@@ -167,3 +167,10 @@ def called(value: Any) -> str | None:
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "it is not awaited: give a def function."
     return CALLABLE(value)
+
+
+def switch(value: Any) -> str | None:
+    """Check that a value is True, False or a callable that decides."""
+    if callable(value):
+        return called(value)
+    return None if isinstance(value, bool) else "give True, False or a callable() -> bool, whose dotted path will do."

@@ -46,6 +46,7 @@ class Settings:
         namespace: enters each derived key, so that deployments that share an account with a gateway derive different
             ones. Calls in doubt are made twice if it changes.
         enabled: False lets every request pass through. For a test, never in production.
+        paused: True, or a callable() that returns True, answers 503 to every request of a protected endpoint.
     """
 
     header: str = setting("Idempotency-Key", check.of_type(str))
@@ -63,7 +64,12 @@ class Settings:
     derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
     namespace: str = setting("", check.of_type(str))
     enabled: bool = setting(True, check.of_type(bool))
+    paused: bool | Callable[[], Any] = setting(False, check.switch)
     options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)
+
+    def pauses(self) -> bool:
+        """Ask `paused`. If a callable fails, its error reaches the caller, and nothing runs."""
+        return bool(self.paused() if callable(self.paused) else self.paused)
 
 
 @lru_cache(maxsize=64)

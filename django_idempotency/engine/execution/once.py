@@ -23,7 +23,7 @@ from ... import exceptions
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..conf.fields import refuse_unknown
-from ..events import report, report_outcome
+from ..events import report, report_outcome, warn_if_unprotected
 from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
@@ -40,7 +40,7 @@ T = TypeVar("T")
 Key = str | int | UUID
 JSON = (("Content-Type", "application/json"),)
 NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
-    outcomes.Mismatched: (exceptions.PayloadMismatch, "was used for another payload. Use a new key for new work."),
+    outcomes.Mismatched: (exceptions.PayloadMismatch, "was used for another payload, whose work may have run."),
     outcomes.Conflicted: (exceptions.OperationInProgress, "is being run right now. Try again later."),
     outcomes.InDoubt: (exceptions.OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed or stored. Nothing was done. Try again later."),
@@ -91,15 +91,20 @@ def run_once(
         OperationInProgress: another worker runs the same operation now.
         OutcomeUnknown: an external call is in doubt, and must not be made twice.
         PayloadMismatch: the key was used before, for another payload.
-        StoreBusy: the database did not answer in time, or cannot be reached or written to.
+        StoreBusy: the database did not answer in time, or cannot be reached or written to; or `PAUSED` is on.
         InvalidKey: the key cannot be used (a ValueError).
         ResultNotStorable: the result is neither JSON nor a saved model instance.
         IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
     alias, leased = alias_of(resolved), resolved.lease is not None
-    function = _Function(work, resolved.reconcile, leased)
-    if not get_settings().enabled:
+    function, conf = _Function(work, resolved.reconcile, leased), get_settings()
+    if conf.paused and conf.pauses():
+        name = operation_name(work, resolved.operation)
+        report("paused", identify(scope="", operation=name, key=""), alias)
+        raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
+    if not conf.enabled:
+        warn_if_unprotected(operation_name(work, resolved.operation))
         with nullcontext() if leased else transaction.atomic(using=alias):
             operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
             with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random

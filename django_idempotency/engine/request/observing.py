@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from django.db import transaction
 from django.http.response import HttpResponseBase
 
-from ..events import harmless
+from ..events import harmless, warn_if_unprotected
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
 from ..stores import Store, alias_of, store_for
@@ -38,6 +38,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
     """Run the view in observe mode. If a protected view would answer a request with a replay or a refusal, write a
     message to the log. See Note [Observing].
     """
+    warn_if_unprotected(call.operation_name())
     wanted = safely(ask)
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)

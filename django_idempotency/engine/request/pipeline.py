@@ -1,7 +1,7 @@
 """The order of a protected request. It is part of the contract, so it must not change; each rule stands elsewhere.
 
 1. A method that is not protected goes straight through: `unprotected.py`, and `atomic_requests.py` for its transaction.
-   In observe mode the view runs whatever happens: `observing.py`.
+   `PAUSED` stops everything else. In observe mode the view runs whatever happens: `observing.py`.
 2. The key is read, and nothing has queried a database: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` has every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
@@ -37,8 +37,8 @@ from .sessions import keep_stored_session
 from .unprotected import identity_of, pass_through
 from .view_call import ViewCall
 
-UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
-"""The events to report for the codes of two problems. These problems end a request before the key is claimed."""
+UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid", "paused": "paused"}
+"""The events of the problems that end a request before its key is known."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
@@ -47,8 +47,10 @@ def handle(call: ViewCall) -> HttpResponseBase:
     The view runs, or a stored response is replayed, or the request is refused. The view can run with or without
     protection.
     """
-    options = call.options
-    if call.method not in options.methods or not get_settings().enabled:
+    options, conf = call.options, get_settings()
+    if conf.paused and call.method in options.methods and conf.pauses():
+        return _refuse(call, problems.paused())
+    if call.method not in options.methods or not conf.enabled:
         return pass_through(call, identity_of(call))
     if options.observe:
         return observed(call, partial(asked, call))
@@ -61,10 +63,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
         )
 
     wanted = asked(call)
-    if wanted is None:
-        return pass_through(call)
-    if isinstance(wanted, Problem):
-        return _refuse(call, wanted)
+    if not isinstance(wanted, ClaimRequest):
+        return pass_through(call) if wanted is None else _refuse(call, wanted)
 
     alias = alias_of(options)
     run = run_atomically if wanted.lease is None else run_leased

@@ -56,6 +56,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "in-progress": Meaning.RETRY,
     "outcome-unknown": Meaning.RETRY,
     "busy": Meaning.RETRY,
+    "paused": Meaning.RETRY,
     "unidentified-caller": Meaning.LOG_IN,
     "changing-credential": Meaning.LOG_IN,
     "response-not-stored": Meaning.LOOK_UP,
@@ -181,7 +182,11 @@ def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
 
 
 def already_used(options: Options) -> Problem:
-    detail = _("This key was used for another request. Use a new key for a new request.")
+    # It does not say "use a new key": the other request may have charged, and this one may be its corrected copy.
+    detail = _(
+        "This key was used for another request, which may have been processed. Find out what became of it first. A new "
+        "request needs a key of its own."
+    )
     return Problem("already-used", options.mismatch_status, "Idempotency-Key is already used", detail)
 
 
@@ -208,6 +213,11 @@ def replay_refused() -> Problem:
 def store_busy() -> Problem:
     detail = _("Nothing was done. Retry the request later, unchanged.")
     return Problem("busy", 503, "The idempotency store is busy", detail, {"Retry-After": RETRY_AFTER})
+
+
+def paused() -> Problem:
+    detail = _("Nothing was done. Retry the request later, unchanged.")
+    return Problem("paused", 503, "This operation is paused", detail, {"Retry-After": str(LONGEST_RETRY_AFTER)})
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from django.http.response import HttpResponseBase
 
-from ..events import harmless
+from ..events import harmless, warn_if_unprotected
 from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
@@ -55,6 +55,7 @@ def identity_of(call: ViewCall) -> Identity | None:
     """Return the identity of a request that runs without protection. None: it has no usable key, or no caller."""
     if call.method not in call.options.methods:
         return None
+    warn_if_unprotected(call.operation_name())
 
     def identity() -> Identity | None:
         try:

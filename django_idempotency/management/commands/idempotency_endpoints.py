@@ -11,6 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...endpoints.formats import as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
+from ...maintenance.renamed import LOST, operations_without_a_route
 from ..base import IdempotencyCommand, several
 
 FORMATS = {"table": as_table, "markdown": as_markdown}
@@ -18,9 +19,9 @@ FORMATS = {"table": as_table, "markdown": as_markdown}
 
 class Command(IdempotencyCommand):
     help = (
-        "List the unsafe routes of the project's URLconf, protected or not. No view is called, and no database is "
-        "read. The exit status is 0 if the list was printed, and 2 if the list could not be made. For 1, see "
-        "--fail-on-unprotected."
+        "List the unsafe routes of the project's URLconf, protected or not. No view is called, and without --database "
+        "no database is read. The exit status is 0 if the list was printed, and 2 if the list could not be made. For "
+        "1, see --fail-on-unprotected."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,6 +29,8 @@ class Command(IdempotencyCommand):
         add("--format", choices=FORMATS, default="table", help="Default: %(default)s. Use markdown for your clients.")
         add("--all", action="store_true", help="Also list routes of the admin, and routes such as orders.json.")
         add("--urlconf", help="List the routes of the URLconf with this dotted path. Default: ROOT_URLCONF.")
+        stored = "Also name the operations of this database's keys that no endpoint has, as after a route was renamed."
+        add("--database", metavar="ALIAS", help=stored)
         fail = "Exit with status 1 if a route is neither protected nor allowed. Use this option in CI."
         add("--fail-on-unprotected", action="store_true", help=fail)
         allow = (
@@ -53,6 +56,9 @@ class Command(IdempotencyCommand):
                 # The project no longer needs this pattern: all endpoints that match the pattern are protected, or no
                 # endpoint matches it. Later, the pattern could hide a new endpoint that is not protected.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
+        if options["database"]:
+            for operation in operations_without_a_route(using=options["database"], urlconf=options["urlconf"]):
+                self.stderr.write(LOST.format(options["database"], operation))
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
             count = "1 unsafe route is" if len(left) == 1 else f"{len(left)} unsafe routes are"

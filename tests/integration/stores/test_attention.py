@@ -10,6 +10,7 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.engine.stores.states import EXPIRED
 from django_idempotency.maintenance import find_resource, half_done, in_doubt, needs_attention, stuck
 from django_idempotency.maintenance.erasure import of_scope
+from django_idempotency.maintenance.renamed import expiring_next
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
 from tests.contracts.attention import TestAttentionContract
@@ -50,6 +51,8 @@ def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -
         (needs_attention(), 25, {attention, locked, expires}),
         (in_doubt(), 10, {attention, locked, expires}),
         (stuck(), 5, {locked}),
+        (needs_attention()[:1000], 25, {attention, locked, expires}),
+        (expiring_next("default"), 1000, {expires}),
         (find_resource("order 59"), 0, {"idempotency_resource_idx"}),
         (IdempotencyKey.objects.filter(EXPIRED.condition).order_by("expires_at")[:1], 0, {"idempotency_expires_idx"}),
         (IdempotencyKey.objects.filter(of_scope("user:auth.User:1")), 0, {"idempotency_scope_idx"}),

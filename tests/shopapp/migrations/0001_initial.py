@@ -41,6 +41,14 @@ class Migration(migrations.Migration):
             options={"required_db_vendor": "postgresql"},
         ),
         migrations.CreateModel(
+            name="Switch",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=100)),
+                ("paused", models.BooleanField(default=False)),
+            ],
+        ),
+        migrations.CreateModel(
             name="Purchase",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

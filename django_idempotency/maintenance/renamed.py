@@ -1,0 +1,65 @@
+"""Which stored keys does no retry find, because the route of their operation was renamed or removed?
+
+# Note [Operations are found among the keys that expire next]
+No index begins with the operation, and a page cannot wait for a scan of the table. Two bounded queries are enough: the
+keys that need attention, and those that expire next. The latter are the oldest that are still replayed, whatever their
+`ttl`. If a route was renamed since, its old name is among them, with the share that it had of all requests; a rename
+before that has left no keys behind.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+
+from ..endpoints.listing import list_endpoints
+from ..engine.conf import get_settings
+from ..engine.stores import alias_for
+from ..engine.stores.states import Clock
+from ..models import IdempotencyKey
+from .lookups import needs_attention
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+READ = 1_000
+"""Keys that each of the two queries reads at most."""
+LOST = "database {!r} has keys of {!r}, and no endpoint has this name: a retry runs again."
+OF_A_ROUTE = re.compile("[A-Z]+ .*")
+"""An operation without an explicit name is called like its method and route."""
+
+
+def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
+    """Return the operations of stored keys that are named after a method and a route, and that no endpoint has now.
+
+    Explicit names are left out, because `run_once` uses such names as well.
+
+    Args:
+        using: database alias; default: the write alias of the key table.
+        urlconf: the dotted path of the URLconf. The default is the project's.
+
+    Raises:
+        IdempotencyConfigurationError: the alias is unknown, or the options of an endpoint cannot work.
+    """
+    alias = alias_for(using)
+    stored: set[str] = set()
+    for keys in (needs_attention(using=alias)[:READ], expiring_next(alias)):
+        stored.update(filter(OF_A_ROUTE.fullmatch, keys.values_list("operation", flat=True)))
+    if not stored or not get_settings().enabled:
+        return []
+    known = {endpoint.operation for endpoint in list_endpoints(urlconf)}
+    known |= {_in_every_language(operation) for operation in known}
+    return sorted(operation for operation in stored - known if _in_every_language(operation) not in known)
+
+
+def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:
+    return IdempotencyKey.objects.using(alias).filter(expires_at__gt=Clock()).order_by("expires_at")[:READ]
+
+
+def _in_every_language(operation: str) -> str:
+    """`i18n_patterns` lists an endpoint under the current language alone."""
+    method, _, route = operation.partition(" ")
+    language, _, rest = route.partition("/")
+    return f"{method} */{rest}" if language in (settings.LANGUAGE_CODE, *dict(settings.LANGUAGES)) else operation

@@ -1,0 +1,218 @@
+"""A route is renamed while clients retry: orders, and charges by the gateway's own book."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.contrib import admin
+from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import path, reverse
+
+from django_idempotency import get_operation, idempotent
+from django_idempotency.checks import check_databases, check_urls
+from django_idempotency.maintenance import recover_idempotency_keys
+from django_idempotency.maintenance.renamed import operations_without_a_route
+from django_idempotency.testing import create_key
+from tests.expired import without_tables
+from tests.leases import Broken
+from tests.servers import fake_gateway
+from tests.shopapp.models import Order
+
+CLIENTS = 6
+"""The first half of them gets no response, because the gateway's is lost after the charge."""
+LOST: set[str] = set()
+
+
+class Gateway:
+    def __init__(self, books: Any, before: int) -> None:
+        self.books, self.before, self.keys = books, before, uuid4()
+
+    def charge(self, client: str, key: str) -> Any:
+        order = {"amount": 1, "reference": client}
+        charged = self.books.post("/charges", json=order, headers={"Idempotency-Key": key}).json()["id"]
+        if client in LOST:
+            LOST.discard(client)
+            raise Broken
+        return charged
+
+    def charged(self) -> int:
+        return len(self.books.get("/charges").json()["charges"]) - self.before
+
+    def send(self, route: str) -> list[int]:
+        """The status that each client gets, under its key."""
+        client = Client(raise_request_exception=False)
+        keys = [{"Idempotency-Key": f"{self.keys}-{number}"} for number in range(CLIENTS)]
+        return [client.post(f"/{route}/{n}/", headers=headers).status_code for n, headers in enumerate(keys)]
+
+
+@pytest.fixture(scope="module")
+def books() -> Iterator[Any]:
+    with fake_gateway() as client:
+        yield client
+
+
+@pytest.fixture
+def gateway(books: Any) -> Gateway:
+    LOST.clear()
+    LOST.update(f"c{number}" for number in range(CLIENTS // 2))
+    return Gateway(books, before=len(books.get("/charges").json()["charges"]))
+
+
+@contextmanager
+def deployed(*urlpatterns: Any) -> Iterator[None]:
+    urls = ModuleType("urls_of_this_deployment")
+    urls.urlpatterns = list(urlpatterns)  # type: ignore[attr-defined]
+    sys.modules[urls.__name__] = urls
+    with override_settings(ROOT_URLCONF=urls.__name__):
+        yield
+    del sys.modules[urls.__name__]
+
+
+def paying(gateway: Gateway) -> Callable[..., HttpResponse]:
+    def pay(request: HttpRequest, basket: int) -> HttpResponse:
+        operation = get_operation(request)
+        client = f"c{basket}"
+        operation.call("charge", gateway.charge, client, operation.derive_key("charge"))
+        operation.write("order", Order.objects.create, reference=client)
+        return HttpResponse(status=201)
+
+    return pay
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("options", "kept", "retried"),
+    [({"operation": "pay"}, [], "payments"), ({}, ["pay"], "pay")],
+    ids=["with operation=", "the old route stays"],
+)
+def test_a_rename_that_keeps_its_keys_makes_no_second_order(
+    gateway: Gateway, options: dict[str, Any], kept: list[str], retried: str
+) -> None:
+    """Answered requests are replayed, and the others go on, with the charge that was made."""
+    view = idempotent(lease=60, **options)(paying(gateway))
+    with deployed(path("pay/<int:basket>/", view)):
+        assert gateway.send("pay") == [500, 500, 500, 201, 201, 201]
+    with deployed(*(path(f"{route}/<int:basket>/", view) for route in ["payments", *kept])):
+        assert gateway.send(retried) == [201] * 6
+        assert operations_without_a_route() == []
+    assert (Order.objects.count(), gateway.charged()) == (6, 6)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rename_that_loses_its_keys_is_told_and_not_made_worse(gateway: Gateway, admin_client: Client) -> None:
+    """Each retry ran again under the new name. Recovery adds nothing to that under the old one."""
+    view = idempotent(lease=60)(paying(gateway))
+    with deployed(path("pay/<int:basket>/", view)):
+        gateway.send("pay")
+    with deployed(path("payments/<int:basket>/", view), path("admin/", admin.site.urls)):
+        assert gateway.send("payments") == [201] * 6
+        told = [(message.id, message.msg) for message in check_databases(["default"]) if "W016" in message.id]
+        errors = StringIO()
+        call_command("idempotency_endpoints", database="default", stdout=StringIO(), stderr=errors)
+        page = admin_client.get(reverse("admin:django_idempotency_idempotencykey_changelist")).content.decode()
+    assert (Order.objects.count(), gateway.charged()) == (9, 12)
+    lost = "database 'default' has keys of 'POST pay/<int:basket>/', and no endpoint has this name: a retry runs again."
+    assert (told, errors.getvalue()) == ([("django_idempotency.W016", lost)], f"{lost}\n")
+    assert "their retries run again: POST pay/&lt;int:basket&gt;/. Was the route renamed?" in page
+
+    def settle(operation: Any) -> HttpResponse:
+        operation.call("charge", gateway.charge, f"c{operation.key[-1]}", operation.derive_key("charge"))
+        operation.write("order", Order.objects.create)
+        return HttpResponse(status=201)
+
+    renamed = idempotent(lease=60, operation="POST pay/<int:basket>/", reconcile=settle)(paying(gateway))
+    left: list[Any] = []
+    with deployed(path("payments/<int:basket>/", renamed)):
+        assert operations_without_a_route() == ["POST payments/<int:basket>/"]
+        result = recover_idempotency_keys(older_than=0, progress=left.append)
+    assert (result.completed, result.left, Order.objects.count(), gateway.charged()) == (0, 3, 9, 12)
+    assert {(asked.outcome, asked.reason) for asked in left} == {
+        (
+            "left",
+            "its caller's key is completed as 'POST payments/<int:basket>/'. If that is the same request, answer this "
+            "key by hand, after a refund if both were charged",
+        )
+    }
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_only_the_same_caller_and_key_count(dry_run: bool) -> None:
+    """A completed key of somebody else, another key, and one that is not completed change nothing."""
+    asked: list[Any] = []
+
+    def settle(operation: Any) -> HttpResponse:
+        asked.append(operation.key)
+        return HttpResponse()
+
+    view = idempotent(lease=60, operation=f"old {dry_run}", reconcile=settle)(lambda request: HttpResponse())
+    create_key("k", operation=f"old {dry_run}", scope="s", in_doubt=["charge"])
+    create_key("k", operation="new", scope="t")
+    create_key("l", operation="new", scope="s")
+    create_key("k", operation="newer", scope="s", status="failed")
+    with deployed(path("new/", view)):
+        told: list[Any] = []
+        recover_idempotency_keys(older_than=0, progress=told.append, dry_run=dry_run)
+    assert [one.outcome for one in told] == ["would ask" if dry_run else "completed"]
+    assert asked == ([] if dry_run else ["k"])
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("stored", "listed"),
+    [
+        ("POST de/pay/", []),
+        ("POST en/pay/", []),
+        ("POST pay/", ["POST pay/"]),
+        ("POST de/old/", ["POST de/old/"]),
+        ("POST shown/", ["POST shown/"]),
+        ("import payments", []),
+    ],
+)
+def test_an_endpoint_has_a_route_for_each_language(stored: str, listed: list[str]) -> None:
+    """Whichever is current. Keys of a view that is no longer protected are told, too; explicit names are anybody's."""
+    create_key("k", operation=stored)
+    create_key("l", operation="named")
+    view = idempotent(paying)
+    urls = [
+        *i18n_patterns(path("pay/", view)),
+        path("shown/", paying),
+        path("x/", idempotent(operation="named")(paying)),
+    ]
+    with deployed(*urls):
+        assert operations_without_a_route() == listed
+        with override_settings(IDEMPOTENCY={"ENABLED": False}):
+            assert operations_without_a_route() == []
+
+
+@pytest.mark.django_db
+def test_before_the_first_migration_nothing_is_looked_for() -> None:
+    """`migrate` runs the checks, too."""
+    with without_tables("default"):
+        assert "django_idempotency.W016" not in {message.id for message in check_databases(["default"])}
+
+
+def test_a_leased_view_should_have_a_name_of_its_own() -> None:
+    """W015 says what a rename would cost."""
+    views = (idempotent(lease=60)(not_named), idempotent(lease=60, operation="pay")(paying), idempotent(paying))
+    with deployed(*(path(f"{number}/", view) for number, view in enumerate(views))):
+        (message,) = check_urls()
+    assert (message.id, message.msg) == (
+        "django_idempotency.W015",
+        f"{__name__}.not_named has a lease and no operation=. If its route is renamed, a retry runs again under the "
+        "new name, with another derived key: the customer is charged twice.",
+    )
+
+
+def not_named(request: HttpRequest) -> HttpResponse:
+    raise AssertionError
