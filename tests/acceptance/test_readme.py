@@ -12,7 +12,7 @@ from django.urls import include, path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.acceptance.pages import ROOT, templates
+from tests.acceptance.pages import templates
 from tests.shopapp import models
 
 needs_drf = pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
