@@ -72,9 +72,9 @@ class TestOutcomes:
         """Django Ninja converts the result after the package has seen it."""
         assert [post("/observed").json()["id"] for _ in range(2)] == list(Order.objects.values_list("pk", flat=True))
         assert IdempotencyKey.objects.get().status == "completed"
-        assert [record.getMessage().partition("(")[0] for record in caplog.records] == [
-            "Observed: POST observed would have been replayed "
-        ]
+        messages = [record.getMessage().partition("(")[0] for record in caplog.records]
+        assert messages[-1:] == ["Observed: POST observed would have been replayed "]
+        assert sum("would have been" in message for message in messages) == 1
 
     def test_the_method_of_the_route_is_protected(self, client: Client, key: str) -> None:
         """PUT, because a PUT route was decorated."""
