@@ -14,6 +14,7 @@ from django.contrib.auth import get_permission_codename
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..engine.stores.states import HALF_DONE, IN_DOUBT
 from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.facts import Facts
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
@@ -46,7 +47,6 @@ class DecisionForm(forms.Form):
         explanation: says what will happen.
         warning: says what may go wrong while a step is in doubt.
         word: the sentence that the operator must confirm if `Facts.needs_word` is True for this decision.
-        harmful: True if the decision can cause more harm than an error message. Then the button is red.
         previewed_fields: the fields that the preview shows. Without fields, the decision has no preview.
 
     Args:
@@ -60,7 +60,6 @@ class DecisionForm(forms.Form):
     explanation: Any
     warning: Any = ""
     word: Any = ""
-    harmful = False
     do_not_call_in_templates = True
     previewed_fields: tuple[str, ...] = ()
 
@@ -80,6 +79,7 @@ class DecisionForm(forms.Form):
     def __init__(self, data: Any, *, keys: Sequence[Facts], examples: Mapping[str, Any], user: Any) -> None:
         super().__init__(data)
         self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
+        self.red = any(map(self.harms, keys))
         self.fields["seen"].initial = " ".join(self.about)
         self.fields["confirmed"].label = self.word
         if not any(key.needs_word(self.name) for key in keys):
@@ -91,6 +91,11 @@ class DecisionForm(forms.Form):
     def fits(cls, facts: Facts) -> bool:
         """Return whether this decision is possible in the present state of the key."""
         return facts.idle
+
+    @classmethod
+    def harms(cls, facts: Facts) -> bool:
+        """Return whether this decision about the key can cause more harm than an error message. Its button is red."""
+        return False
 
     @property
     def was_previewed(self) -> bool:
@@ -119,7 +124,7 @@ class ReleaseForm(DecisionForm):
     retry can charge the customer a second time.
     """
 
-    name, label, harmful = "release", _("Release for retry"), True
+    name, label = "release", _("Release for retry")
     explanation = _(
         "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
         "made again, with the same derived key."
@@ -129,6 +134,28 @@ class ReleaseForm(DecisionForm):
         "only if it did not happen, or if the called service honours the derived key."
     )
     word = _("I looked in the other side's books: what is in doubt did not happen.")
+
+    def __init__(self, data: Any, *, keys: Sequence[Facts], **words: Any) -> None:
+        super().__init__(data, keys=keys, **words)
+        if unsent := list(dict.fromkeys(name for key in keys for name in key.unsent)):
+            self.explanation = gettext(
+                "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt "
+                "are made again. The other side cannot recognize another call of %(names)s, because the view had asked "
+                "for no derived key before it."
+            ) % {"names": ", ".join(unsent)}
+            self.warning = gettext(
+                "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the "
+                "key only if it did not happen."
+            )
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        """A retry of a half-done key goes on without a release. Of one that cannot be decrypted, it fails after it."""
+        return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
+
+    @classmethod
+    def harms(cls, facts: Facts) -> bool:
+        return facts.state is IN_DOUBT
 
     def decision(self) -> Decide:
         return release_for_retry, (), gettext("Released for retry.")

@@ -194,7 +194,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         key = shown(kwargs["obj"])
         may_decide = self.may_decide(request, key.row)
         context |= {
-            "decisions": [decision for decision in DECISIONS if may_decide and decision.fits(key)],
+            "decisions": [(form, form.harms(key)) for form in DECISIONS if may_decide and form.fits(key)],
             "key": key,
             "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),

@@ -204,8 +204,8 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},
         "call",
         "its lease was over at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
-        "The view runs again, and makes the calls in doubt again with "
-        "the same … First make sure that the worker web-3:4711 (host:process) is dead",
+        "The view runs again, and makes the calls in doubt again. The other side cannot recognize another call of s0, "
+        "because … First make sure that the worker web-3:4711 (host:process) is dead",
     ),
     (FAILED, "write", "A write ended its own transaction in the middle. … It is refused with 409. A person has to de"),
     (FAILED, "call ended", f"These steps have ended: s0. … no local write has ended … {NEVER} … are not repeated"),
