@@ -125,11 +125,11 @@ class ReleaseForm(DecisionForm):
     """
 
     name, label = "release", _("Release for retry")
-    explanation = _(
+    explanation: Any = _(
         "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
         "made again, with the same derived key."
     )
-    warning = _(
+    warning: Any = _(
         "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
         "only if it did not happen, or if the called service honours the derived key."
     )

@@ -212,4 +212,5 @@ def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values
     error = readable_error(row, "error", step["error"], step["name"], allowed=True)
-    return format_html("{}<br>{} {}", what, encodable(error), _derived(row, step["name"], step["kind"], keyed=step.get("keyed")))
+    derived = _derived(row, step["name"], step["kind"], keyed=step.get("keyed"))
+    return format_html("{}<br>{} {}", what, encodable(error), derived)

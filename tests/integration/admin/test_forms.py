@@ -20,7 +20,7 @@ from tests.steps import add_step
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 SAME_KEY = "with the same derived key"
-UNSENT = "The other side cannot recognize another call of charge, because the view had asked for no derived key before it."
+UNSENT = "The other side cannot recognize another call of charge, because the view had asked for no derived key before"
 RED = 'class="button idempotency-danger"'
 
 
