@@ -14,9 +14,10 @@ from django.contrib.auth import get_permission_codename
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.stores.states import HALF_DONE, IN_DOUBT
+from ..engine.stores.states import ATTENTION, HALF_DONE, IN_DOUBT
 from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.facts import Facts
+from ..maintenance.recovery import can_be_asked
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
 from .texts import as_utf8, cut, encodable
@@ -255,5 +256,23 @@ class AnswerForm(DecisionForm):
         return close_with, (data["answer"],), done
 
 
-DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)
+class ReconcileForm(DecisionForm):
+    """The person lets the project's `reconcile` decide, without waiting for the next recovery."""
+
+    name, label = "reconcile", _("Ask reconcile now")
+    explanation = _(
+        "Your function reconcile is asked about this key now, as recover_idempotency_keys asks it. If it returns a "
+        "response, retries get this response. If it returns nothing, the key waits as before."
+    )
+    warning = _(
+        "A slow worker can still make its call after reconcile has looked. First make sure that the worker is dead."
+    )
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        claimable = facts.state in ATTENTION and not (facts.unleased or facts.write_in_doubt or facts.unreadable)
+        return claimable and can_be_asked(facts.row.operation)
+
+
+DECISIONS: tuple[type[DecisionForm], ...] = (ReconcileForm, RecordForm, AnswerForm, ReleaseForm)
 """All decisions, in the order of their buttons: the safe decisions come first."""

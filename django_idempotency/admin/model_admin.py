@@ -27,8 +27,8 @@ from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, St
 from .decisions import answer_selected, decision_urls, release_selected
 from .forms import DECISIONS
 from .links import Shown, show, shown
-from .overview import same_request
-from .texts import readable_error, readable_response, shortened
+from .overview import same_caller, same_key, same_request
+from .texts import moment, readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
 
@@ -58,6 +58,17 @@ def _response(key: Shown) -> Any:
     if not key.secrets:
         return gettext("You need the permission “Can view stored response bodies” to see the response.")
     return format_html('<pre class="idempotency-body">{}</pre>', readable_response(key.row))
+
+
+def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
+    """Name the keys that may stand for the same request, each once and with its time."""
+    found = (
+        (gettext("Another key has the same request about the same resource:"), same_request(keys, row)),
+        (gettext("Another key of the same caller has the same request:"), same_caller(keys, row)),
+        (gettext("The same caller has sent this key to another operation:"), same_key(keys, row)),
+    )
+    named = {other.pk: (why, other, moment(other.created_at)) for why, others in reversed(found) for other in others}
+    return list(named.values())
 
 
 @admin.register(IdempotencyKey)
@@ -198,7 +209,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "key": key,
             "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),
-            "same_request": same_request(self.get_queryset(request), key.row),
+            "others": _others(self.get_queryset(request), key.row),
             "runbook": get_settings().runbook_url,
             "subtitle": f"{key.operation} {key.row.reference}",
         }

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Count, Max, Min
+from django.db.models import Count, F, Max, Min, Value
+from django.db.models.functions import Abs
 from django.utils.formats import number_format
 
+from ..engine.request.callers import ANONYMOUS
 from ..engine.stores.states import ATTENTION, FAILED, LAPSED, LIVE, STATES, UNLEASED, UNSETTLED, Clock, Seen
 from ..models import IdempotencyKey
 from .texts import badge, readable_operation
@@ -29,6 +32,9 @@ FILTERED = 100_000
 """A filter reads this number of the latest keys. Without this limit, a filter for a rare value could read all."""
 SAME = 10
 """The page of a key shows at most this number of other keys that have the same request."""
+
+NEAR = 50_000
+"""How many ids before and after a key the page looks for another key of the same caller. See `same_caller`."""
 
 FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
 """The states whose keys an index finds, the worst first. The others are most of the table."""
@@ -109,6 +115,28 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
         return []
     about = keys.filter(resource_id=row.resource_id, resource_type=row.resource_type, fingerprint=row.fingerprint)
     return list(about.exclude(pk=row.pk).order_by("pk")[:SAME])
+
+
+def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[IdempotencyKey]:
+    """Return the other keys of this caller with the same fingerprint, the nearest first. A client that takes a new key
+    for a retry sends it soon, so this reads only the keys that were claimed around this one, by their ids.
+
+    Callers without credentials share a scope, in which two requests that are alike mean nothing.
+    """
+    if row.fingerprint is None or row.scope == ANONYMOUS:
+        return []
+    around = keys.filter(pk__range=(row.pk - near, row.pk + near), scope=row.scope, fingerprint=row.fingerprint)
+    return list(around.exclude(pk=row.pk).order_by(Abs(F("pk") - Value(row.pk)))[:SAME])
+
+
+def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
+    """Return the rows of this key of this caller under other operations, such as under the route's old name.
+
+    The unique index finds the rows of a key, whoever has sent it. At most `LISTED` of them are looked at.
+    """
+    named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
+    others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)
+    return list(islice(others, SAME))
 
 
 @dataclass(frozen=True, slots=True)
