@@ -30,6 +30,8 @@ key_event = Signal(use_caching=True)
         "too_old": `late_keys="refuse"` has refused a key that was unknown and too old.
         "replay_refused": a retry found a stored response, and `may_replay` refused it.
         "busy": the store did not answer in time, or cannot take a key. Nothing was done.
+        "error": the claim or the replay failed with an error, such as a database error, or a response that cannot be
+            decrypted. Nothing has run.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             forbids that.
         "taken_over": the lease of an attempt was over, and a new attempt has taken over the key. In this case, the
@@ -42,7 +44,7 @@ key_event = Signal(use_caching=True)
     identity: its `scope`, `operation` and `key` name the request, and its `reference` names the key in logs. With
         "missing" and "invalid", only the operation is known, and the other texts are empty. None with "purged".
     attempt: 1 for the first run, and one more for each later run, with "claimed" and "taken_over". Else None.
-    reason: with "released" and "held", what happened, without any text of the client. Else empty.
+    reason: with "released", "held" and "error", what happened, without any text of the client. Else empty.
     resource: what the operation is about, as `operation.refer_to` has stored it: a tuple of type and id. Else None.
     cleanup: with "purged", what `cleanup_idempotency_keys` returns. Else None.
 """

@@ -241,7 +241,7 @@ def _outcome(
     # The recovery does not change the stored fingerprint. If the key is already deleted or completed, the recovery does
     # not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
-    claim = claim_or_wait(store, partial(committed, store, BY, partial(store.claim, wanted)))
+    claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
     if not isinstance(claim, Claimed):
         unclaimed = UNCLAIMED.get(type(claim))
         return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
