@@ -9,6 +9,7 @@ this key.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -114,6 +115,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "media": model_admin.media + form.media,
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
+        "summary": _summary(keys),
         "action": request.POST.get("action", ""),  # if the page has only one key, this text is empty
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
@@ -123,6 +125,14 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "previewed": form.digest if form.is_valid() else "",
     }
     return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
+
+
+def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
+    """Add up what a decision about many keys is about: operations, and steps that are in doubt or have ended."""
+    named = Counter(key.operation for key in keys)
+    named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
+    named.update(_("ended: %(step)s") % {"step": step} for key in keys for step in key.finished)
+    return list(named.items())
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:

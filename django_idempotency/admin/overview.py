@@ -6,7 +6,7 @@ Each query of this module reads a limited part of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from .texts import badge, readable_operation
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
+    from ..engine.stores import RunningTransaction
+
     Keys = QuerySet[IdempotencyKey]
 
 NEEDING = tuple(state.name for state in ATTENTION)
@@ -35,6 +37,9 @@ SAME = 10
 
 NEAR = 50_000
 """How many ids before and after a key the page looks for another key of the same caller. See `same_caller`."""
+
+HANGS = 120
+"""A transaction that has held keys for so many seconds is no request at work: the pages say so."""
 
 FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
 """The states whose keys an index finds, the worst first. The others are most of the table."""
@@ -171,6 +176,11 @@ def overview(keys: Keys) -> list[Number]:
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)
     ]
+
+
+def hanging(running: Iterable[RunningTransaction]) -> int:
+    """Return how many of these open transactions have held keys for too long."""
+    return sum((one.seconds or 0) >= HANGS for one in running)
 
 
 def attention(numbers: list[Number]) -> Number:

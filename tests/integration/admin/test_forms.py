@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_idempotency.maintenance import release_for_retry
 from django_idempotency.models import IdempotencyKey
-from tests.admin_pages import detail, make_key, page_of
+from tests.admin_pages import detail, make_key, page_of, send
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import HOOKS
 from tests.leases import Broken, breaks, row
@@ -87,3 +87,22 @@ def test_a_key_that_must_never_be_released_offers_no_release(operator: Client, p
     page = operator.get(detail(row())).content.decode()
     assert "never forget or release this key" in page
     assert (buttons(page), RED in page) == (["record", "answer"], False)
+
+
+def test_a_decision_about_many_keys_begins_with_their_sum_and_its_button(operator: Client) -> None:
+    """A person sees what is decided before the list of the keys, which can be long."""
+    rows = [make_key(f"k-{number}", status="failed", operation=f"POST {'ab'[number // 2]}/") for number in range(3)]
+    for made in rows:
+        add_step(made)
+    add_step(rows[0], "mail", result='{"value": 1}', finished_at=timezone.now())
+    page = send(operator, "answer_selected", rows).content.decode()
+    said = (
+        "<h2>3 keys</h2>",
+        "2 × POST a/",
+        "1 × POST b/",
+        "3 × in doubt: charge",
+        "1 × ended: mail",
+        'type="submit" cl',
+    )
+    places = [page.index(text) for text in (*said, 'class="idempotency-selected"')]
+    assert places == sorted(places)
