@@ -71,7 +71,9 @@ class BoundedChangeList(ChangeList):
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
         self.runbook = get_settings().runbook_url
-        self.advice = STATES[self._state].to_do if self._state in overview.NEEDING else ""
+        self.advice: Any = STATES[self._state].to_do if self._state in overview.NEEDING else ""
+        if self._state == "attention":
+            self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
         # The overview of the states needs several queries. So the page has no overview if the URL contains a search, a

@@ -7,6 +7,7 @@ An admin page changes a key only if a person makes a decision.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
@@ -14,6 +15,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
 from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext
@@ -24,7 +26,8 @@ from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
 from ..models import IdempotencyKey
 from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter, search
-from .decisions import answer_selected, decision_urls, release_selected
+from .decisions import NAME, answer_selected, decision_urls, release_selected
+from .export import export
 from .forms import DECISIONS
 from .links import Shown, show, shown
 from .overview import same_caller, same_key, same_request
@@ -197,7 +200,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect("../change/")
 
     def get_urls(self) -> list[Any]:
-        return [*decision_urls(self), *super().get_urls()]
+        listed = self.admin_site.admin_view(partial(export, self))
+        return [*decision_urls(self), path("export/", listed, name=f"{NAME}_export"), *super().get_urls()]
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any

@@ -87,6 +87,13 @@ def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
+def sent_keys(key: Facts) -> list[str]:
+    """Return the derived keys of the calls in doubt, where the view had asked for them."""
+    row, namespace = key.row, get_settings().namespace
+    identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
+    return [derived_key(identity, step.name, namespace) for step in key.doubts if step.keyed]
+
+
 def copyable(text: str) -> SafeString:
     """Return HTML for a text and for a button that copies this text.
 

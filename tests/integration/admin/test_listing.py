@@ -158,7 +158,7 @@ def test_nothing_is_well_while_a_transaction_hangs(monkeypatch: pytest.MonkeyPat
     assert ["Nothing needs attention" in page for page in pages] == [False, False]
 
 
-@pytest.mark.parametrize("state", ["in_doubt", "half_done", "stuck", "completed"])
+@pytest.mark.parametrize("state", ["attention", "in_doubt", "half_done", "stuck", "completed"])
 def test_a_list_of_a_state_says_what_to_do(settings: Any, state: str) -> None:
     """With the runbook's link: a person comes here from the overview."""
     settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
