@@ -47,7 +47,7 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
     for row in rows:
         key = shown(row)
         resource = f"{row.resource_type} {row.resource_id}" if row.resource_id else ""
-        about = (row.pk, row.reference, row.key if key.secrets else "", row.operation, row.scope, resource)
+        about = (row.pk, row.reference, row.key if key.secrets else "", row.operation, key.scope, resource)
         at = (
             str(key.state.label),
             row.attempt,
