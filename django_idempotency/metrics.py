@@ -56,17 +56,20 @@ GAUGES = {
     "atomic_in_flight": "The number of open transactions that hold keys of atomic mode. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. No value "
     "if the scrape uses another database role than the application, and this role is not in pg_read_all_stats.",
+    "busiest_caller": "How many of the newest 2,000 keys are of one caller, the one that has claimed most of them.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
     "database_unavailable": "1 if this scrape could not ask the database, else 0.",
     "protection_off": "1 if the setting has `ENABLED` False or `OBSERVE` True, else 0. A view's own `observe` does not "
     "count.",
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
+NEWEST = 2_000
+"""Among this number of the newest keys, a scrape looks for the caller that has claimed most of them."""
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """The gauges describe the stored keys. Each scrape runs up to six short queries on each database.
+    """The gauges describe the stored keys. Each scrape runs up to eight short queries on each database.
 
     Args:
         using: database aliases. Default: the write alias of the key table.
@@ -147,6 +150,9 @@ def _values(alias: str) -> dict[str, float]:
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
+    newest = keys.aggregate(newest=Max("pk"))["newest"] or 0
+    callers = keys.filter(pk__gt=newest - NEWEST).values("scope").annotate(count=Count("pk")).order_by("-count")
+    values["busiest_caller"] = callers.values_list("count", flat=True).first() or 0
     # If a value about open transactions is unknown, the gauge is left out. The value 0 would say that no transaction is
     # open.
     if (running := running_transactions(using=alias)) is not None:

@@ -31,6 +31,8 @@ key_event = Signal(use_caching=True)
         "replay_refused": a retry found a stored response, and `may_replay` refused it.
         "busy": the store did not answer in time, or cannot take a key. Nothing was done.
         "paused": `PAUSED` is on, and a request was refused before its key was read. Nothing has run.
+        "error": the claim or the replay failed with an error, such as a database error, or a response that cannot be
+            decrypted. Nothing has run.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             forbids that.
         "taken_over": the lease of an attempt was over, and a new attempt has taken over the key. In this case, the
@@ -44,7 +46,7 @@ key_event = Signal(use_caching=True)
         "missing", "invalid" and "paused", only the operation is known, and the other texts are empty. None with
         "purged".
     attempt: 1 for the first run, and one more for each later run, with "claimed" and "taken_over". Else None.
-    reason: with "released" and "held", what happened, without any text of the client. Else empty.
+    reason: with "released", "held" and "error", what happened, without any text of the client. Else empty.
     resource: what the operation is about, as `operation.refer_to` has stored it: a tuple of type and id. Else None.
     cleanup: with "purged", what `cleanup_idempotency_keys` returns. Else None.
 """

@@ -20,7 +20,8 @@ LIST = "admin:django_idempotency_idempotencykey_changelist"
 
 
 def make_key(key: str = "k-1", **fields: Any) -> IdempotencyKey:
-    identity = identify(scope="user:auth.User:1", operation="POST orders/", key=key)
+    scope, operation = fields.get("scope", "user:auth.User:1"), fields.get("operation", "POST orders/")
+    identity = identify(scope=scope, operation=operation, key=key, stored=True)
     now = timezone.now()
     return IdempotencyKey.objects.create(
         **{
@@ -70,6 +71,7 @@ def address(key: IdempotencyKey, decision: str) -> str:
 def decide(client: Client, key: IdempotencyKey, decision: str, **data: Any) -> str:
     """Look at the preview, press the button; the text of the page afterwards."""
     given = {
+        "reconcile": {},
         "release": {},
         "record": {"step": "charge", "result": '{"charge": "ch_1"}'},
         "answer": {"status": 200, "content_type": "text/plain; charset=utf-8", "body": "refunded by hand"},

@@ -73,6 +73,10 @@ class BoundedChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
+        self.runbook = get_settings().runbook_url
+        self.advice: Any = STATES[self._state].to_do if self._state in overview.NEEDING else ""
+        if self._state == "attention":
+            self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
         # The overview of the states needs several queries. So the page has no overview if the URL contains a search, a
@@ -80,12 +84,13 @@ class BoundedChangeList(ChangeList):
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
-            self.runbook = get_settings().runbook_url
+            open_ = running_transactions(using=self.root_queryset.db) or []
+            self.hanging, self.open = overview.hanging(open_), len(open_)
             model_admin: Any = self.model_admin
             if model_admin.has_resolve_permission(request):
                 with suppress(IdempotencyConfigurationError):
                     self.lost = operations_without_a_route(using=self.root_queryset.db)
-                self.running = (running_transactions(using=self.root_queryset.db) or [])[:RUNNING]
+                self.running = open_[:RUNNING]
 
     def _oldest_looked_at(self) -> str:
         keys = overview.latest(self.root_queryset, overview.FILTERED).order_by("pk")

@@ -9,6 +9,7 @@ this key.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -27,10 +28,11 @@ from django.utils.translation import gettext_lazy
 from ..engine.conf import get_settings
 from ..engine.stores import journal
 from ..engine.stores.sealing import unseal
-from ..exceptions import NotDecryptable, NotResolvable
+from ..exceptions import IdempotencyConfigurationError, NotDecryptable, NotResolvable
+from ..maintenance.recovery import ask
 from ..models import IdempotencyKey, IdempotencyStep
 from . import overview
-from .forms import DECISIONS, AnswerForm, DecisionForm, RecordForm, ReleaseForm, steps_of, version
+from .forms import DECISIONS, AnswerForm, DecisionForm, ReconcileForm, RecordForm, ReleaseForm, steps_of, version
 from .links import Shown, show, shown
 from .timeline import doubts_of, pasteable, results_of, value_text
 
@@ -43,11 +45,10 @@ OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
-    view = model_admin.admin_site.admin_view
-    return [
-        path(f"<int:pk>/{form.name}/", view(partial(decide_one, model_admin, form)), name=f"{NAME}_{form.name}")
-        for form in DECISIONS
-    ]
+    views = {form.name: model_admin.admin_site.admin_view(partial(decide_one, model_admin, form)) for form in DECISIONS}
+    for alias in connections:  # a recovery commits its claim before it asks `reconcile`
+        transaction.non_atomic_requests(using=alias)(views[ReconcileForm.name])
+    return [path(f"<int:pk>/{name}/", view, name=f"{NAME}_{name}") for name, view in views.items()]
 
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
@@ -102,7 +103,10 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         user=request.user,
     )
     if form.is_valid() and form.was_previewed:
-        _carry_out(model_admin, request, keys, form, len(set(seen)))
+        if decision is ReconcileForm:
+            _ask(model_admin, request, keys[0], form)
+        else:
+            _carry_out(model_admin, request, keys, form, len(set(seen)))
         return None
     context = {
         **model_admin.admin_site.each_context(request),
@@ -111,6 +115,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "media": model_admin.media + form.media,
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
+        "summary": _summary(keys),
         "action": request.POST.get("action", ""),  # if the page has only one key, this text is empty
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
@@ -120,6 +125,14 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "previewed": form.digest if form.is_valid() else "",
     }
     return TemplateResponse(request, "admin/django_idempotency/idempotencykey/decision.html", context)
+
+
+def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
+    """Add up what a decision about many keys is about: operations, and steps that are in doubt or have ended."""
+    named = Counter(key.operation for key in keys)
+    named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
+    named.update(_("ended: %(step)s") % {"step": step} for key in keys for step in key.finished)
+    return list(named.items())
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
@@ -144,6 +157,18 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
     if refused := asked_for - resolved:
         text = _("Left as they are, because they have changed since you opened the page or a worker holds them: %(n)d.")
         model_admin.message_user(request, text % {"n": refused}, messages.ERROR)
+
+
+def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm) -> None:
+    """Let `reconcile` decide about the key, and tell the person what it has answered."""
+    try:
+        asked = ask(key.row, by=request.user.get_username(), reason=form.cleaned_data["reason"])
+    except IdempotencyConfigurationError as error:
+        model_admin.message_user(request, str(error), messages.ERROR)
+        return
+    told = f"{asked.outcome}: {asked.reason}"
+    model_admin.log_change(request, key.row, told)
+    model_admin.message_user(request, told, messages.SUCCESS if asked.outcome == "completed" else messages.WARNING)
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:

@@ -14,8 +14,10 @@ from django.contrib.auth import get_permission_codename
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..engine.stores.states import ATTENTION, HALF_DONE, IN_DOUBT
 from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.facts import Facts
+from ..maintenance.recovery import can_be_asked
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
 from .texts import as_utf8, cut, encodable
@@ -46,7 +48,6 @@ class DecisionForm(forms.Form):
         explanation: says what will happen.
         warning: says what may go wrong while a step is in doubt.
         word: the sentence that the operator must confirm if `Facts.needs_word` is True for this decision.
-        harmful: True if the decision can cause more harm than an error message. Then the button is red.
         previewed_fields: the fields that the preview shows. Without fields, the decision has no preview.
 
     Args:
@@ -60,7 +61,6 @@ class DecisionForm(forms.Form):
     explanation: Any
     warning: Any = ""
     word: Any = ""
-    harmful = False
     do_not_call_in_templates = True
     previewed_fields: tuple[str, ...] = ()
 
@@ -80,6 +80,7 @@ class DecisionForm(forms.Form):
     def __init__(self, data: Any, *, keys: Sequence[Facts], examples: Mapping[str, Any], user: Any) -> None:
         super().__init__(data)
         self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
+        self.red = any(map(self.harms, keys))
         self.fields["seen"].initial = " ".join(self.about)
         self.fields["confirmed"].label = self.word
         if not any(key.needs_word(self.name) for key in keys):
@@ -91,6 +92,11 @@ class DecisionForm(forms.Form):
     def fits(cls, facts: Facts) -> bool:
         """Return whether this decision is possible in the present state of the key."""
         return facts.idle
+
+    @classmethod
+    def harms(cls, facts: Facts) -> bool:
+        """Return whether this decision about the key can cause more harm than an error message. Its button is red."""
+        return False
 
     @property
     def was_previewed(self) -> bool:
@@ -119,16 +125,38 @@ class ReleaseForm(DecisionForm):
     retry can charge the customer a second time.
     """
 
-    name, label, harmful = "release", _("Release for retry"), True
-    explanation = _(
+    name, label = "release", _("Release for retry")
+    explanation: Any = _(
         "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
         "made again, with the same derived key."
     )
-    warning = _(
+    warning: Any = _(
         "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
         "only if it did not happen, or if the called service honours the derived key."
     )
     word = _("I looked in the other side's books: what is in doubt did not happen.")
+
+    def __init__(self, data: Any, *, keys: Sequence[Facts], **words: Any) -> None:
+        super().__init__(data, keys=keys, **words)
+        if unsent := list(dict.fromkeys(name for key in keys for name in key.unsent)):
+            self.explanation = gettext(
+                "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt "
+                "are made again. The other side cannot recognize another call of %(names)s, because the view had asked "
+                "for no derived key before it."
+            ) % {"names": ", ".join(unsent)}
+            self.warning = gettext(
+                "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the "
+                "key only if it did not happen."
+            )
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        """A retry of a half-done key goes on without a release. Of one that cannot be decrypted, it fails after it."""
+        return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
+
+    @classmethod
+    def harms(cls, facts: Facts) -> bool:
+        return facts.state is IN_DOUBT
 
     def decision(self) -> Decide:
         return release_for_retry, (), gettext("Released for retry.")
@@ -228,5 +256,23 @@ class AnswerForm(DecisionForm):
         return close_with, (data["answer"],), done
 
 
-DECISIONS: tuple[type[DecisionForm], ...] = (RecordForm, AnswerForm, ReleaseForm)
+class ReconcileForm(DecisionForm):
+    """The person lets the project's `reconcile` decide, without waiting for the next recovery."""
+
+    name, label = "reconcile", _("Ask reconcile now")
+    explanation = _(
+        "Your function reconcile is asked about this key now, as recover_idempotency_keys asks it. If it returns a "
+        "response, retries get this response. If it returns nothing, the key waits as before."
+    )
+    warning = _(
+        "A slow worker can still make its call after reconcile has looked. First make sure that the worker is dead."
+    )
+
+    @classmethod
+    def fits(cls, facts: Facts) -> bool:
+        claimable = facts.state in ATTENTION and not (facts.unleased or facts.write_in_doubt or facts.unreadable)
+        return claimable and can_be_asked(facts.row.operation)
+
+
+DECISIONS: tuple[type[DecisionForm], ...] = (ReconcileForm, RecordForm, AnswerForm, ReleaseForm)
 """All decisions, in the order of their buttons: the safe decisions come first."""

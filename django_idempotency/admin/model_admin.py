@@ -7,6 +7,7 @@ An admin page changes a key only if a person makes a decision.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
@@ -14,6 +15,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
 from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext
@@ -24,11 +26,12 @@ from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
 from ..models import IdempotencyKey
 from .changelist import BoundedChangeList, BoundedPaginator, OperationFilter, StateFilter, search
-from .decisions import answer_selected, decision_urls, release_selected
+from .decisions import NAME, answer_selected, decision_urls, release_selected
+from .export import export
 from .forms import DECISIONS
 from .links import Shown, show, shown
-from .overview import same_request
-from .texts import readable_error, readable_response, shortened
+from .overview import same_caller, same_key, same_request
+from .texts import moment, readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
 
@@ -58,6 +61,17 @@ def _response(key: Shown) -> Any:
     if not key.secrets:
         return gettext("You need the permission “Can view stored response bodies” to see the response.")
     return format_html('<pre class="idempotency-body">{}</pre>', readable_response(key.row))
+
+
+def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
+    """Name the keys that may stand for the same request, each once and with its time."""
+    found = (
+        (gettext("Another key has the same request about the same resource:"), same_request(keys, row)),
+        (gettext("Another key of the same caller has the same request:"), same_caller(keys, row)),
+        (gettext("The same caller has sent this key to another operation:"), same_key(keys, row)),
+    )
+    named = {other.pk: (why, other, moment(other.created_at)) for why, others in reversed(found) for other in others}
+    return list(named.values())
 
 
 @admin.register(IdempotencyKey)
@@ -186,7 +200,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect("../change/")
 
     def get_urls(self) -> list[Any]:
-        return [*decision_urls(self), *super().get_urls()]
+        listed = self.admin_site.admin_view(partial(export, self))
+        return [*decision_urls(self), path("export/", listed, name=f"{NAME}_export"), *super().get_urls()]
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -194,11 +209,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         key = shown(kwargs["obj"])
         may_decide = self.may_decide(request, key.row)
         context |= {
-            "decisions": [decision for decision in DECISIONS if may_decide and decision.fits(key)],
+            "decisions": [(form, form.harms(key)) for form in DECISIONS if may_decide and form.fits(key)],
             "key": key,
             "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),
-            "same_request": same_request(self.get_queryset(request), key.row),
+            "others": _others(self.get_queryset(request), key.row),
             "runbook": get_settings().runbook_url,
             "subtitle": f"{key.operation} {key.row.reference}",
         }

@@ -6,19 +6,24 @@ Each query of this module reads a limited part of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Count, Max, Min
+from django.db.models import Count, F, Max, Min, Value
+from django.db.models.functions import Abs
 from django.utils.formats import number_format
 
+from ..engine.request.callers import ANONYMOUS
 from ..engine.stores.states import ATTENTION, FAILED, LAPSED, LIVE, STATES, UNLEASED, UNSETTLED, Clock, Seen
 from ..models import IdempotencyKey
 from .texts import badge, readable_operation
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
+
+    from ..engine.stores import RunningTransaction
 
     Keys = QuerySet[IdempotencyKey]
 
@@ -29,6 +34,12 @@ FILTERED = 100_000
 """A filter reads this number of the latest keys. Without this limit, a filter for a rare value could read all."""
 SAME = 10
 """The page of a key shows at most this number of other keys that have the same request."""
+
+NEAR = 50_000
+"""How many ids before and after a key the page looks for another key of the same caller. See `same_caller`."""
+
+HANGS = 120
+"""A transaction that has held keys for so many seconds is no request at work: the pages say so."""
 
 FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
 """The states whose keys an index finds, the worst first. The others are most of the table."""
@@ -111,6 +122,28 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     return list(about.exclude(pk=row.pk).order_by("pk")[:SAME])
 
 
+def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[IdempotencyKey]:
+    """Return the other keys of this caller with the same fingerprint, the nearest first. A client that takes a new key
+    for a retry sends it soon, so this reads only the keys that were claimed around this one, by their ids.
+
+    Callers without credentials share a scope, in which two requests that are alike mean nothing.
+    """
+    if row.fingerprint is None or row.scope == ANONYMOUS:
+        return []
+    around = keys.filter(pk__range=(row.pk - near, row.pk + near), scope=row.scope, fingerprint=row.fingerprint)
+    return list(around.exclude(pk=row.pk).order_by(Abs(F("pk") - Value(row.pk)))[:SAME])
+
+
+def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
+    """Return the rows of this key of this caller under other operations, such as under the route's old name.
+
+    The unique index finds the rows of a key, whoever has sent it. At most `LISTED` of them are looked at.
+    """
+    named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
+    others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)
+    return list(islice(others, SAME))
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """A `Number` object says how many keys are in one state, or how many keys need attention.
@@ -143,6 +176,11 @@ def overview(keys: Keys) -> list[Number]:
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)
     ]
+
+
+def hanging(running: Iterable[RunningTransaction]) -> int:
+    """Return how many of these open transactions have held keys for too long."""
+    return sum((one.seconds or 0) >= HANGS for one in running)
 
 
 def attention(numbers: list[Number]) -> Number:

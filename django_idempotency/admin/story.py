@@ -8,9 +8,7 @@ from __future__ import annotations
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.stores.sealing import unseal
 from ..engine.stores.states import ATTENTION
-from ..exceptions import NotDecryptable
 from ..maintenance.facts import Facts, Kind
 from ..models import IdempotencyKey
 from .texts import moment
@@ -141,6 +139,12 @@ class Story(Facts):
                 'operation.derive_key(…) before the call and send it along, or pass on_abandoned="retry" if making the '
                 "call twice is harmless."
             ) % {"names": ", ".join(self.unkeyed)}
+        if self.row.policy == Policy.RETRY and self.unsent:
+            return _(
+                "The view runs again, and makes the calls in doubt again. The other side cannot recognize another call "
+                "of %(names)s, because the view had asked for no derived key before it. If the view has a reconcile "
+                "function, the function is asked first."
+            ) % {"names": ", ".join(self.unsent)}
         if keyed or self.row.policy == Policy.RETRY:
             return _(
                 "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
@@ -150,20 +154,6 @@ class Story(Facts):
             "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
             "is asked first."
         )
-
-    @property
-    def unreadable(self) -> bool:
-        """Return whether a retry would raise `NotDecryptable`.
-
-        A retry raises `NotDecryptable` if it cannot decrypt the stored response or the result of a step.
-        """
-        try:
-            unseal(self.row, "headers", self.row.headers, self.row.status_code, self.row.fingerprint)
-            for step in self.steps:
-                unseal(self.row, "result", step.result, step.name)
-        except NotDecryptable:
-            return True
-        return False
 
     @property
     def to_do(self) -> str:
@@ -177,7 +167,13 @@ class Story(Facts):
                 "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "
                 "never forget or release this key: find the order, and decide by the books of the other side."
             )
+        to_do = str(self.state.to_do)
+        if self.lost and self.state.name == "half_done":
+            to_do = _(
+                "Look up what these calls returned, and enter it: %(names)s. Until then, each retry fails. After that, "
+                "the next retry goes on from there."
+            ) % {"names": ", ".join(self.lost)}
         if not self.abandoned or not self.row.worker:
-            return str(self.state.to_do)
+            return to_do
         dead = _("First make sure that the worker %(worker)s (host:process) is dead, and not only slow.")
-        return f"{dead % {'worker': self.row.worker}} {self.state.to_do}"
+        return f"{dead % {'worker': self.row.worker}} {to_do}"

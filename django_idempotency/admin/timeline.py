@@ -67,20 +67,31 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
     return {"kind": dict(Kind.choices).get(kind, kind), "attempt": attempt}
 
 
-def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool = True) -> SafeString | str:
-    """Return the derived key of this step. Perhaps the view has sent the derived key to the external service.
+def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
+    """Return the derived key of a call, if the view had asked for it before each start of the call. Otherwise no
+    gateway has seen it, and a person who looks for it there would believe that the call did not happen.
 
-    A step of kind `write` has no derived key, because a write sends nothing to an external service.
+    Args:
+        keyed: None if it is not known, because an earlier version has written the entry of the trail.
     """
+    if kind != Kind.CALL or keyed is None:
+        return ""
     if not keyed:
-        return _("none: the view had not asked for one before this call") if kind == Kind.CALL else ""
+        return _("none: the view had not asked for one before this call")
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    return "" if kind == Kind.WRITE else copyable(derived_key(identity, step, get_settings().namespace))
+    return copyable(derived_key(identity, step, get_settings().namespace))
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
     """Return the name and the derived key of each step in doubt. Perhaps the external service knows the derived key."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
+
+
+def sent_keys(key: Facts) -> list[str]:
+    """Return the derived keys of the calls in doubt, where the view had asked for them."""
+    row, namespace = key.row, get_settings().namespace
+    identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
+    return [derived_key(identity, step.name, namespace) for step in key.doubts if step.keyed]
 
 
 def copyable(text: str) -> SafeString:
@@ -208,4 +219,5 @@ def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values
     error = readable_error(row, "error", step["error"], step["name"], allowed=True)
-    return format_html("{}<br>{} {}", what, encodable(error), _derived(row, step["name"], step["kind"]))
+    derived = _derived(row, step["name"], step["kind"], keyed=step.get("keyed"))
+    return format_html("{}<br>{} {}", what, encodable(error), derived)

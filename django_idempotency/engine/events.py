@@ -21,7 +21,13 @@ from .protocol import outcomes
 from .protocol.digests import Identity
 
 logger = logging.getLogger("django_idempotency")
-LEVELS = {"claimed": logging.DEBUG, "busy": logging.WARNING, "taken_over": logging.WARNING, "held": logging.ERROR}
+LEVELS = {
+    "claimed": logging.DEBUG,
+    "busy": logging.WARNING,
+    "taken_over": logging.WARNING,
+    "held": logging.ERROR,
+    "error": logging.ERROR,
+}
 """All other events have the level INFO. A client can cause any number of these events, so they must not be warnings."""
 REFUSED = {
     outcomes.Mismatched: "mismatched",

@@ -42,7 +42,7 @@ class Decision:
         reason: the reason that the person has written.
         attempt: the attempt that the decision was about.
         detail: the step that was recorded, or the status that was answered.
-        steps: the steps that were in doubt then: name, kind, attempt, started_at, error.
+        steps: the steps that were in doubt then: name, kind, attempt, keyed, started_at, error.
         replaced: the old result that the action "correct" has replaced, in its stored form.
     """
 
@@ -106,7 +106,7 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
 
 def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
     """Return a copy of a step in doubt. The list of decisions contains the copy."""
-    kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "started_at")}
+    kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "keyed", "started_at")}
     return {**kept, "error": readable(row, "error", step.error, step.name)}
 
 

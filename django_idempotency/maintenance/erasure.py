@@ -19,6 +19,7 @@ running.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,12 @@ def forget(
 
 
 def forget_scope(
-    scope: str, *, using: str | None = None, include_unsettled: bool = False, dry_run: bool = False
+    scope: str,
+    *,
+    using: str | None = None,
+    include_unsettled: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
@@ -110,6 +116,7 @@ def forget_scope(
         using: database alias; default: the write alias of the key table.
         include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
         dry_run: only count the keys that would be deleted and the keys that would be kept.
+        progress: called after each batch with the number of keys that were looked at so far.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -118,7 +125,7 @@ def forget_scope(
         DatabaseError: an error of the database. Keys that earlier batches deleted stay deleted.
     """
     rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(of_scope(scope))
-    return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run)
+    return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run, progress=progress)
 
 
 def of_scope(scope: str) -> Q:
@@ -134,12 +141,19 @@ def of_scope(scope: str) -> Q:
     return Q(scope__in=forms) | clients
 
 
-def _forget(rows: QuerySet[IdempotencyKey], *, include_unsettled: bool, dry_run: bool) -> Forgotten:
+def _forget(
+    rows: QuerySet[IdempotencyKey],
+    *,
+    include_unsettled: bool,
+    dry_run: bool,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Forgotten:
     ids = rows.order_by("pk").values_list("pk", flat=True)
     last = deleted = kept = 0
     while batch := list(ids.filter(pk__gt=last)[:BATCH_SIZE]):
         gone = _delete(rows.filter(pk__in=batch), include_unsettled, dry_run)
         deleted, kept, last = deleted + gone, kept + len(batch) - gone, batch[-1]
+        progress(deleted + kept)
     if not dry_run:
         logger.info("Idempotency keys of %s: %d forgotten, %d kept.", rows.db, deleted, kept)
     return Forgotten(deleted=deleted, kept=kept)

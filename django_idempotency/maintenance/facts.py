@@ -18,7 +18,9 @@ from django.utils import timezone
 from ..engine.conf import get_settings
 from ..engine.conf.fields import seconds_of
 from ..engine.stores.journal import LOST
+from ..engine.stores.sealing import unseal
 from ..engine.stores.states import HALF_DONE, IN_DOUBT, Clock, Seen
+from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import correctable
 
@@ -61,6 +63,24 @@ class Facts(Seen):
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
         return [step.name for step in calls if not step.keyed or step.started_at <= oldest]
+
+    @cached_property
+    def unsent(self) -> list[str]:
+        """The names of calls in doubt for which the work had not asked for a derived key before each start."""
+        return [step.name for step in self.doubts if step.kind == Kind.CALL and not step.keyed]
+
+    @cached_property
+    def unreadable(self) -> bool:
+        """Whether a retry would raise `NotDecryptable`: for the stored response, or for the result of a step."""
+        row = self.row
+        try:
+            if row.status == IdempotencyKey.Status.COMPLETED:
+                unseal(row, "headers", row.headers, row.status_code, row.fingerprint)
+            for step in self.steps:
+                unseal(row, "result", step.result, step.name)
+        except NotDecryptable:
+            return True
+        return False
 
     @cached_property
     def write_in_doubt(self) -> bool:

@@ -158,9 +158,7 @@ def recover_idempotency_keys(
 
     def tell(asked: Asked) -> None:
         told[asked.outcome] += 1
-        facts = {"event": "recovery", "operation": asked.operation, "key_reference": asked.reference}
-        with harmless():
-            logger.info("Idempotency key %s", asked, extra=facts | {"database": store.alias, "outcome": asked.outcome})
+        _log(asked, store.alias)
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
@@ -179,11 +177,45 @@ def recover_idempotency_keys(
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
         if row is not None:
             declared = askable[row.operation]
-            outcome, reason = _completed_elsewhere(row) or _outcome(store, row, declared, dry_run=dry_run)
+            would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
+            outcome, reason = _completed_elsewhere(row) or (would if dry_run else _outcome(store, row, declared))
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
     found = keys.aggregate(left=Count("pk", Q(created_at__lte=Clock(plus=-age))), all=Count("pk"))
     left, young = found["left"], found["all"] - found["left"]
     return Recovered(completed=told["completed"], failed=told["failed"], left=left, young=young, complete=not names)
+
+
+def can_be_asked(operation: str) -> bool:
+    """Return whether this process knows the one `reconcile` that a recovery would call for this operation."""
+    return not isinstance(_declared(operation), str)
+
+
+def ask(row: IdempotencyKey, *, by: str, reason: str) -> Asked:
+    """Call `reconcile` for one key that needs attention, now, as a recovery does. No transaction may be open.
+
+    Args:
+        row: the key, as the person has seen it.
+        by, reason: who asks, and why. Both are kept with the key if `reconcile` knows something.
+
+    Raises:
+        IdempotencyConfigurationError: a transaction is open.
+    """
+    store, declared = store_for(str(row._state.db)), _declared(row.operation)
+    told: tuple[Outcome, str]
+    if isinstance(declared, str):
+        told = "left", declared
+    else:
+        told = _completed_elsewhere(row) or _outcome(store, row, declared, by, reason)
+    outcome, why = told
+    asked = Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=why)
+    _log(asked, store.alias)
+    return asked
+
+
+def _log(asked: Asked, using: str) -> None:
+    facts = {"event": "recovery", "operation": asked.operation, "key_reference": asked.reference}
+    with harmless():
+        logger.info("Idempotency key %s", asked, extra=facts | {"database": using, "outcome": asked.outcome})
 
 
 def _declared(operation: str) -> Declaration | str:
@@ -217,17 +249,17 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
     )
 
 
-def _outcome(store: Store, row: IdempotencyKey, declared: Declaration, *, dry_run: bool) -> tuple[Outcome, str]:
-    if dry_run:
-        return "would ask", dotted_name(declared.options.reconcile)
+def _outcome(
+    store: Store, row: IdempotencyKey, declared: Declaration, by: str = BY, why: str = ""
+) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     # The recovery does not change the stored fingerprint. If the key is already deleted or completed, the recovery does
     # not change the key.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
-    claim = claim_or_wait(store, partial(committed, store, BY, partial(store.claim, wanted)))
+    claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
     if not isinstance(claim, Claimed):
-        why = UNCLAIMED.get(type(claim))
-        return ("passed", FASTER) if why is None else ("left", why)
+        unclaimed = UNCLAIMED.get(type(claim))
+        return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
@@ -262,16 +294,15 @@ def _outcome(store: Store, row: IdempotencyKey, declared: Declaration, *, dry_ru
         left = f". In doubt: {', '.join(doubts)}" if doubts else ""
         told = "left", f"{found} has left the key to the next retry{left}"
     if told[0] == "completed" or recorded:
-        _remember(row, claim.attempt, told[1])
+        _remember(row, Decision(action="recover", by=by, reason=why, attempt=claim.attempt, detail=told[1]))
     return told
 
 
-def _remember(row: IdempotencyKey, attempt: int, reason: str) -> None:
+def _remember(row: IdempotencyKey, made: Decision) -> None:
     """Add the answer of the function `reconcile` to the key's trail of decisions.
 
     The list of decisions in the row is kept longer than the log lines of a recovery.
     """
-    made = Decision(action="recover", by=BY, attempt=attempt, detail=reason)
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
             # If the list of earlier decisions was changed in the database, this code adds no entry to the list.

@@ -42,7 +42,7 @@ DECIDED = "A decision ended this attempt."
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry. The retry repeats the steps in doubt, and uses the same derived keys.
+    """Allow the next retry. The retry repeats the steps in doubt, with the derived keys that the view asks for.
 
     So a step in doubt can run twice. Before you release a key, make sure that the step did not happen, and that the
     step's worker is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
+from django.db.models import QuerySet
 
 from ..engine.conf import get_settings
 from ..engine.protocol.error_text import without_controls
@@ -28,6 +29,8 @@ NO_ENGINE = "django.db.backends.dummy"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMED = 5
 """A line names at most this number of schemas."""
+MOST = 100_000
+"""A command counts at most this number of keys before it begins, to say how far it is."""
 MOMENT = 1.0
 """Signals within this number of seconds are treated as one signal, because the program `timeout` sends its signal
 twice: to the process, and then to the process group.
@@ -40,14 +43,40 @@ def first_line(error: object) -> str:
 
 
 class IdempotencyCommand(BaseCommand):
+    _began = 0.0
+    _has_line = False
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. If an option or the database causes an error, the error is printed without a traceback."""
+        self._began = time.monotonic()
         try:
             return super().execute(*args, **options)
         except DatabaseError as error:
             raise CommandError(first_line(error)) from error
         except (IdempotencyError, ImportError, ValueError) as error:
             raise CommandError(str(error)) from error
+        finally:
+            self._clear()
+
+    def total(self, rows: QuerySet[Any]) -> int:
+        """Count the rows that a terminal is told of, up to `MOST`. Elsewhere nothing is counted."""
+        return rows.values("pk")[:MOST].count() if self.stdout.isatty() else 0
+
+    def show(self, done: int, total: int, name: str = "") -> None:
+        """On a terminal, show how far the command is, in a line that the next text replaces."""
+        if not self.stdout.isatty():
+            return
+        self._clear()
+        of = f"at least {max(done, total):,}" if total >= MOST else f"{max(done, total):,}"
+        rate = done / max(time.monotonic() - self._began, 0.001)
+        self.stdout.write(f"{name}{done:,} of {of} keys, {rate:,.0f} a second", ending="")
+        self.stdout.flush()
+        self._has_line = True
+
+    def _clear(self) -> None:
+        if self._has_line:
+            self.stdout.write("\r\x1b[K", ending="")
+            self._has_line = False
 
     def say(self, text: str) -> None:
         """Print a text, and flush the output. Control characters are printed as escape sequences. Characters that the
@@ -56,6 +85,7 @@ class IdempotencyCommand(BaseCommand):
         The commands print names of operations and steps, and these names can contain any character. A command must not
         fail because of a character that cannot be printed.
         """
+        self._clear()
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # for `io.StringIO`, the encoding is None
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
@@ -84,7 +114,7 @@ class DatabasesCommand(IdempotencyCommand):
         failed = attention = 0
         with stoppable(stop) as received:
             for alias in aliases:
-                name = f"{alias}: " if len(aliases) > 1 else ""
+                name, self._began = f"{alias}: " if len(aliases) > 1 else "", time.monotonic()
                 try:
                     line, needs_attention = self.run(alias, name, options, stop)
                 except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:

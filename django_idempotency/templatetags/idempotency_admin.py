@@ -33,7 +33,8 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         return {"address": None}
     # Our admin registers itself where it is imported. A project that has not registered it wants no pages of keys.
     from ..admin.decisions import NAME
-    from ..admin.overview import attention, overview
+    from ..admin.overview import attention, hanging, overview
+    from ..maintenance.lookups import running_transactions
 
     try:
         address = reverse(f"admin:{NAME}_changelist", current_app=site.name)
@@ -42,7 +43,8 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     try:
         keys = model_admin.get_queryset(request)
         with transaction.atomic(using=keys.db):  # an error must not break the page's transaction
-            return {"number": attention(overview(keys)), "address": address}
+            open_ = running_transactions(using=keys.db) or ()
+            return {"number": attention(overview(keys)), "hanging": hanging(open_), "address": address}
     except Exception:  # the page is Django's, and must not break
         logger.exception("the admin's index page cannot count the keys that need attention")
         return {"number": None, "address": address}

@@ -58,6 +58,7 @@ COMMANDS = (
     "cleanup_idempotency_keys",
     "forget_idempotency_keys",
     "idempotency_endpoints",
+    "idempotency_metrics",
     "recover_idempotency_keys",
     "resolve_idempotency_keys",
 )

@@ -50,6 +50,9 @@ FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
     ("IdempotencyRequestsHeld", {}, {"held": 1}),
     ("IdempotencyReplaysRefused", {}, {"replay_refused": 2}),
     ("IdempotencyStoreBusy", {}, {"busy": 2}),
+    ("IdempotencyRequestsFail", {}, {"error": 1}),
+    ("IdempotencyKeysFlood", {"busiest_caller": 1001}, {}),
+    (None, {"busiest_caller": 1000}, {}),
 ]
 """Which alert fires: by gauges (None: missing), or by the outcomes of a minute that differ from `STEADY`."""
 FIRES = 'count by (alertname) (ALERTS{alertstate="firing"})'
@@ -156,6 +159,58 @@ def case(alert: str | None, gauges: dict[str, int | None], outcomes: dict[str, i
             expected(REPLAY_RATE, "{}", round(share, 4)),
         ],
     }
+
+
+DOUBT, HELD = 'idempotency_keys_in_doubt{job="shop",database="default"}', f'{OUTCOMES}{{job="shop",outcome="held"}}'
+ALIVE = 'idempotency_keys_database_unavailable{job="shop"}'
+BY_JOB = 'count by (alertname, job) (ALERTS{alertstate="firing"})'
+TIMES: list[tuple[str, dict[str, str], str, str, str | None]] = [
+    (
+        "scrapes that fail for some minutes",
+        {DOUBT: "0x9 1x1 stale _x5 1x20", ALIVE: "0x11 stale _x5 0x20"},
+        "16m",
+        BY_JOB,
+        "CallInDoubt",
+    ),
+    ("a doubt that was settled", {DOUBT: "1x20 0x40", ALIVE: "0x60"}, "22m", BY_JOB, None),
+    ("held, and settled now", {HELD: "0+1x20 20x40", DOUBT: "1x20 0x40", ALIVE: "0x60"}, "22m", BY_JOB, None),
+    (
+        "held, and not settled",
+        {HELD: "0+1x20 20x40", DOUBT: "1x60", ALIVE: "0x60"},
+        "19m",
+        BY_JOB,
+        "CallInDoubt RequestsHeld",
+    ),
+    ("no scrape for six minutes", {ALIVE: "0x10 stale _x20"}, "17m", FIRES, "MetricsMissing"),
+    (
+        "a caller with most of the keys, as each day",
+        {
+            f'{OUTCOMES}{{job="shop",outcome="claimed"}}': "0+100x1500",
+            'idempotency_keys_busiest_caller{job="shop"}': "2000x1500",
+            ALIVE: "0x1500",
+        },
+        "1500m",
+        BY_JOB,
+        None,
+    ),
+]
+"""What happens, the samples of each minute, and which alerts fire when, of the job that has them."""
+
+
+@promtool_only
+def test_an_alert_survives_a_gap_names_its_job_and_ends_with_its_cause(tmp_path: Path) -> None:
+    """A page that begins anew with each failed scrape comes too late; one after the end wakes for nothing."""
+    tests = []
+    for name, series, at, expression, alerts in TIMES:
+        job = ',job="shop"' if "job" in expression else ""
+        found = [{"labels": f'{{alertname="Idempotency{alert}"{job}}}', "value": 1} for alert in (alerts or "").split()]
+        told = {"expr": expression, "eval_time": at, "exp_samples": found}
+        samples = [{"series": one, "values": values} for one, values in series.items()]
+        tests.append({"name": name, "interval": "1m", "input_series": samples, "promql_expr_test": [told]})
+    suite = {"rule_files": [str(DOCS / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(suite))
+    told_of_all = promtool("test", "rules", str(tmp_path / "tests.yml"))
+    assert told_of_all.startswith("0\n"), told_of_all
 
 
 def expected(expression: str, labels: str | None, value: float) -> dict[str, Any]:

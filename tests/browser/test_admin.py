@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,13 +102,15 @@ def test_links_are_underlined_the_search_has_a_name_and_a_phone_reaches_the_filt
         assert admin.evaluate(NOT_UNDERLINED) == []
     admin.goto(LIST_PAGE)
     admin.get_by_role("textbox", name="Search").fill("8e03978e")
+    assert admin.evaluate("document.querySelector('#searchbar').getBoundingClientRect().width") > 200
     admin.get_by_role("link", name="Filter").click()
     assert admin.evaluate("document.querySelector('#changelist-filter').getBoundingClientRect().top") < 800
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_page_scrolls_sideways(admin: Any, client: Any, width: int) -> None:
-    """At 1280 pixels with Django's sidebar open, and on a phone."""
+def test_no_page_scrolls_sideways(admin: Any, client: Any, width: int, tmp_path: Path) -> None:
+    """At 1280 pixels with Django's sidebar open, and on a phone. `PICTURES=folder` keeps what a person looks at."""
+    pictures = Path(os.environ.get("PICTURES", tmp_path))
     fail_in_doubt(client, key="8e03978e-40d5-43e8-bc93-6894a57f9324")
     long_ = {"operation": f"POST ^{'accounts/' * 4}(?P<pk>[0-9]+)/orders/$", "scope": "user:auth.User:1"}
     key = make_key("k" * 255, **long_, headers=f'[["Location","/{"orders/" * 9}"]]')
@@ -117,3 +121,13 @@ def test_no_page_scrolls_sideways(admin: Any, client: Any, width: int) -> None:
     for path in paths:
         admin.goto(f"{LIST_PAGE}{path}")
         assert admin.evaluate(WIDER) == [], path
+    wide = {1280: 1400}.get(width, width)
+    admin.set_viewport_size({"width": wide, "height": 900})
+    for name, path in {
+        "list": "",
+        "attention": "?state=attention",
+        "key": f"{doubt}/change/",
+        "decision": paths[-1],
+    }.items():
+        admin.goto(f"{LIST_PAGE}{path}")
+        assert admin.screenshot(path=pictures / f"{name}-{wide}.png", full_page=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_idempotency import PayloadMismatch, metrics, run_once
+from django_idempotency import IdempotencyConfigurationError, NotDecryptable, PayloadMismatch, metrics, run_once
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.signals import key_event
+from tests.at_rest import NEW, OLD
 from tests.expired import make_leased, without_tables
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks, row
@@ -91,6 +93,33 @@ def test_gauges_show_atomic_mode_at_work(scrape: Scrape) -> None:
     assert count == 1
     assert 0 < seconds < 60
     assert hidden == [1, None]
+
+
+def test_a_claim_and_a_replay_that_fail_are_counted(
+    scrape: Scrape, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lost encryption key, and a table that is not there. An alert has no other sign of a 500 before the view."""
+    once = partial(run_once, lambda: 1, scope="s", key="k", operation="o")
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
+    once()
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+    with pytest.raises(NotDecryptable):
+        once()
+    with without_tables("default"), pytest.raises(IdempotencyConfigurationError):
+        once()
+    found = scrape()
+    assert found["idempotency_key_outcomes_total", "o", "error"] == 2
+    errors = [record.levelname for record in caplog.records if getattr(record, "event", "") == "error"]
+    assert errors == ["ERROR", "ERROR"]
+
+
+def test_the_busiest_caller_is_counted_among_the_newest_keys(scrape: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of one caller, whoever it is: no label names a caller."""
+    for number, scope in enumerate("aaabbc"):
+        run_once(lambda: 1, scope=scope, key=str(number), operation="o")
+    assert shown(scrape, "busiest_caller") == [3]
+    monkeypatch.setattr(metrics, "NEWEST", 3)
+    assert shown(scrape, "busiest_caller") == [2]
 
 
 def shown(scrape: Scrape, *names: str) -> list[float]:

@@ -35,6 +35,17 @@ def test_a_line_of_this_package_is_not_the_place() -> None:
     assert describe(caught(check_key, "")) == f"{InvalidKey.__module__}.InvalidKey: line 15 of {__name__}.caught"
 
 
+@pytest.mark.parametrize(
+    "file",
+    ["<attrs generated init Charge>", "/home/shop/.local/lib/python3.12/site-packages/a.py", "dist-packages/a.py"],
+)
+def test_generated_code_and_packages_elsewhere_are_not_the_place(file: str) -> None:
+    """No file of the project has such a line."""
+    names: dict[str, object] = {"__name__": "generated"}
+    exec(compile("def work():\n    raise ValueError", file, "exec"), names)
+    assert describe(caught(names["work"])) == f"ValueError: line 15 of {__name__}.caught"
+
+
 def test_an_error_without_a_place_is_its_class() -> None:
     """It was never raised, or by code that is not the project's."""
     assert describe(KeyError("secret")) == "KeyError"

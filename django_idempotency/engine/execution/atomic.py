@@ -50,7 +50,7 @@ def run_atomically(
     attempt = _Attempt(store, wanted, connections[store.alias])
     claim, finished, kept = None, None, False
     try:
-        claim = claim_or_wait(store, attempt.claim, wanted.wait)
+        claim = claim_or_wait(store, wanted.identity, attempt.claim, wanted.wait)
         if not isinstance(claim, Claimed):
             return claim
         with attempt:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
 
+from ...exceptions import NotDecryptable
 from ..conf import get_settings
 from ..conf.fields import seconds_of
-from ..events import harmless
+from ..events import harmless, report
+from ..protocol.error_text import describe
 from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Unavailable
 from ..stores import Store, store_for
 
@@ -65,7 +67,7 @@ def is_alone(store: Store) -> bool:
     return connection.get_autocommit() and not store.has_begun(connection)
 
 
-def claim_or_wait(store: Store, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
+def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
     """Claim the key, and return the outcome of the claim.
 
     If another request has claimed the key, the function tries again for up to `wait` seconds. After a deadlock or a
@@ -86,12 +88,18 @@ def claim_or_wait(store: Store, claim: Callable[[], ClaimOutcome], wait: float =
             if code in store.busy:
                 return Unavailable()
             if not (code in store.repeatable and is_alone(store)):
+                down = code in store.down and is_alone(store)
+                if not down:
+                    report("error", identity, store.alias, reason=describe(error))
                 store.explain(error)
-                if code in store.down and is_alone(store):
+                if down:
                     return unavailable(store.alias, error)
                 raise
+        except NotDecryptable as error:
+            report("error", identity, store.alias, reason=describe(error))
+            raise
     if wait and isinstance(outcome, Conflicted) and is_alone(store):
-        return _waited_for(store, claim, outcome, end)
+        return _waited_for(store, identity, claim, outcome, end)
     return outcome
 
 
@@ -103,7 +111,9 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     return Unavailable()
 
 
-def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
+def _waited_for(
+    store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float
+) -> ClaimOutcome:
     """Repeat the claim until the other request has ended, or until the waiting time is over.
 
     The argument `end` is the time at which the waiting ends, as a value of `time.monotonic()`. If a claim fails, its
@@ -114,5 +124,5 @@ def _waited_for(store: Store, claim: Callable[[], ClaimOutcome], outcome: ClaimO
         # The length of each pause is random, so that many duplicates do not claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
-        outcome = claim_or_wait(store, claim)
+        outcome = claim_or_wait(store, identity, claim)
     return outcome

@@ -54,7 +54,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     Raises:
         IdempotencyConfigurationError: a transaction is open already.
     """
-    claim = claim_or_wait(store, partial(committed, store, "a leased view", partial(store.claim, wanted)), wanted.wait)
+    claim_it = partial(committed, store, "a leased view", partial(store.claim, wanted))
+    claim = claim_or_wait(store, wanted.identity, claim_it, wanted.wait)
     if not isinstance(claim, Claimed):
         return claim
 

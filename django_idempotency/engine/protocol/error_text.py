@@ -21,6 +21,8 @@ HIDDEN = re.compile(
     r"\U000e0000-\U000e0fff]"
 )
 """What no reader sees: `CONTROLS`, which decides about rows and never changes, and what else has no shape."""
+INSTALLED = re.compile(r"^<|(^|[\\/])(site|dist)-packages[\\/]")
+"""Generated code, such as "<string>", and packages that are installed elsewhere, such as in a user's folder."""
 OURS = "django_idempotency."
 
 
@@ -38,7 +40,8 @@ def describe(error: BaseException) -> str:
     place = ""
     for frame, line in walk_tb(error.__traceback__):
         module, code = str(frame.f_globals.get("__name__")), frame.f_code
-        if not (module.startswith(OURS) or code.co_filename.startswith(LIBRARIES)):
+        file = code.co_filename
+        if not (module.startswith(OURS) or file.startswith(LIBRARIES) or INSTALLED.search(file)):
             place = f": line {line} of {module}.{code.co_qualname}"
     return without_controls(text + place)[:MAX_LENGTH]
 

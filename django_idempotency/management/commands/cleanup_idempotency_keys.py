@@ -5,7 +5,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from ...engine.stores import alias_for, store_for
+from ...engine.stores.states import EXPIRED
 from ...maintenance.cleanup import BATCH_SIZE, Cleanup, cleanup_idempotency_keys, preview
+from ...models import IdempotencyKey
 from ..base import DatabasesCommand, counted
 
 
@@ -28,6 +31,11 @@ class Command(DatabasesCommand):
         def progress(deleted: int) -> None:
             if options["verbosity"] > 1:
                 self.say(f"{name}{deleted} deleted ...")
+            if options["verbosity"]:
+                self.show(deleted, total, name)
+
+        keys = IdempotencyKey.objects.using(store_for(alias_for(alias)).alias)
+        total = 0 if options["dry_run"] else self.total(keys.filter(EXPIRED.condition).order_by(*EXPIRED.order))
 
         limits = {name: options[name] for name in ("batch_size", "max_seconds", "pause")}
         if options["dry_run"]:

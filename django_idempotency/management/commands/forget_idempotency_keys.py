@@ -8,7 +8,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...engine.conf import get_settings
 from ...engine.request.callers import scope_of_user
-from ...maintenance.erasure import forget, forget_scope
+from ...engine.stores import alias_for, store_for
+from ...maintenance.erasure import forget, forget_scope, of_scope
+from ...models import IdempotencyKey
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 
 
@@ -44,7 +46,9 @@ class Command(IdempotencyCommand):
             except ObjectDoesNotExist as error:
                 raise CommandError(f"There is no user {options['user']!r}.") from error
         if options["key"] is None:
-            found = forget_scope(scope, **chosen)
+            keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
+            total = self.total(keys.filter(of_scope(scope)))
+            found = forget_scope(scope, **chosen, progress=lambda done: self.show(done, total))
         else:
             found = forget(scope, options["key"], operation=options["operation"], **chosen)
         done = "Forgot" if options["apply"] else "Would forget"

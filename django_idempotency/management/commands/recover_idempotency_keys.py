@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...maintenance.lookups import needs_attention, unchanged_for
 from ...maintenance.recovery import OLDER_THAN, Asked, recover_idempotency_keys
 from ..base import DatabasesCommand, counted, several
 
@@ -32,12 +33,20 @@ class Command(DatabasesCommand):
         for module in several(options["modules"]):
             import_module(module)
 
+        done = 0
+
         def progress(asked: Asked) -> None:
+            nonlocal done
+            done += asked.keys
             if options["verbosity"]:
                 self.say(f"{name}{asked}")
+                self.show(done, total, name)
 
         limits = {name: options[name] for name in ("older_than", "max_seconds", "dry_run")}
         limits["operations"] = several(options["operation"])
+        keys = needs_attention(using=alias)
+        keys = keys.filter(operation__in=limits["operations"]) if limits["operations"] else keys
+        total = self.total(unchanged_for(keys, options["older_than"]))
         result = recover_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
         sentences = [] if options["dry_run"] else [f"Completed {counted(result.completed, 'idempotency key')}."]
         if not result.complete:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -113,12 +114,17 @@ class Command(IdempotencyCommand):
             return len(rows)
         said = {name: options[name] for name in ("by", "reason")}
         if answer is None:
-            result = resolve_all(rows, release_for_retry, confirmed=options[LOOKED], **said)
+            result = resolve_all(self._shown(rows), release_for_retry, confirmed=options[LOOKED], **said)
         else:
-            result = resolve_all(rows, close_with, answer, confirmed=options[SETTLED], **said)
+            result = resolve_all(self._shown(rows), close_with, answer, confirmed=options[SETTLED], **said)
         changed = f" Refused, because they had changed: {result.refused}." if result.refused else ""
         self.say(f"{done} {counted(result.resolved)}.{changed}")
         return result.resolved
+
+    def _shown(self, rows: list[IdempotencyKey]) -> Iterator[IdempotencyKey]:
+        for done, row in enumerate(rows, 1):
+            yield row
+            self.show(done, len(rows))
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:

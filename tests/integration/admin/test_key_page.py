@@ -8,11 +8,14 @@ from typing import Any
 from urllib.parse import urljoin
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from django_idempotency.admin.decisions import version
+from django_idempotency.admin.overview import same_caller, same_key
 from django_idempotency.admin.story import Story
 from django_idempotency.admin.texts import readable_body
 from django_idempotency.engine.stores.sealing import MARK
@@ -23,6 +26,7 @@ from tests.admin_pages import LIST, detail, make_key, staff
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
+from tests.plans import analyze, empty_tables
 from tests.steps import add_step
 
 Post = Callable[..., Any]
@@ -142,6 +146,56 @@ def test_another_key_with_the_same_request_about_the_same_resource_is_named() ->
         assert told not in page_of(make_key(f"m-{len(fields)}", **same | fields))
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"key": "k-2", "fingerprint": b"f" * 32}, "Another key of the same caller has the same request: "),
+        ({"key": "k-1", "operation": "POST o/"}, "The same caller has sent this key to another operation: "),
+        ({"key": "k-2", "fingerprint": b"f" * 32, "scope": "user:auth.User:2"}, ""),
+        ({"key": "k-2", "fingerprint": b"g" * 32}, ""),
+        ({"key": "k-1", "operation": "POST o/", "scope": "user:auth.User:2"}, ""),
+    ],
+    ids=["new key", "renamed route", "another caller's request", "another request", "another caller's key"],
+)
+def test_another_key_that_may_be_the_same_request_is_named(other: dict[str, Any], told: str) -> None:
+    """A client took a new key for a retry, or a deploy has renamed the route: perhaps the customer has paid twice."""
+    key, found = make_key("k-1", fingerprint=b"f" * 32), make_key(**other)
+    text = page_of(key)
+    assert text.count("idempotency-warning") == bool(told)
+    assert (f'{told}<a href="{detail(found)}">{found}</a>' in text) is bool(told)
+
+
+def test_strangers_are_not_one_caller() -> None:
+    """All callers without credentials share a scope, and send the same requests."""
+    shared: dict[str, Any] = {"scope": "anonymous", "fingerprint": b"f" * 32}
+    key, _ = make_key("k-1", **shared), make_key("k-2", **shared)
+    assert "idempotency-warning" not in page_of(key)
+
+
+@pytest.mark.only_on("postgresql")
+def test_the_warnings_of_a_key_read_a_part_of_a_large_table() -> None:
+    """Of one caller with most of the keys, and of one key text that all callers use."""
+    empty_tables()
+    key = make_key("k-1", fingerprint=b"f" * 32)
+    copied = [field.attname for field in IdempotencyKey._meta.fields if field.attname not in ("id", "scope_hash")]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO django_idempotency_idempotencykey (scope_hash, {', '.join(copied)}) "
+            f"SELECT i, {', '.join(copied)} FROM django_idempotency_idempotencykey, generate_series(1, 8000) i"
+        )
+    analyze()
+    with CaptureQueriesContext(connection) as sent:
+        assert len(same_caller(IdempotencyKey.objects.all(), key, near=500)) == 10
+        assert len(same_key(IdempotencyKey.objects.all(), key)) == 10
+    plans = []
+    for query in sent:
+        with connection.cursor() as cursor:
+            cursor.execute("EXPLAIN " + query["sql"])
+            plans.append("\n".join(line for (line,) in cursor.fetchall()))
+    assert (len(plans), [plan for plan in plans if "Seq Scan" in plan]) == (2, [])
+    assert ("Limit" in plans[0], "Limit" in plans[1]) == (True, True)
+
+
 class TestEncrypted:
     @pytest.fixture(autouse=True)
     def _encrypted(self, settings: Any) -> None:
@@ -204,8 +258,8 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},
         "call",
         "its lease was over at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
-        "The view runs again, and makes the calls in doubt again with "
-        "the same … First make sure that the worker web-3:4711 (host:process) is dead",
+        "The view runs again, and makes the calls in doubt again. The other side cannot recognize another call of s0, "
+        "because … First make sure that the worker web-3:4711 (host:process) is dead",
     ),
     (FAILED, "write", "A write ended its own transaction in the middle. … It is refused with 409. A person has to de"),
     (FAILED, "call ended", f"These steps have ended: s0. … no local write has ended … {NEVER} … are not repeated"),

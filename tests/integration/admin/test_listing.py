@@ -140,6 +140,31 @@ def test_open_transactions_that_hold_keys_are_shown() -> None:
     assert f"Database process {pid}, application “" in operator
     assert re.search(r"active, open for \d+ s, keys: 1<", operator)
     assert "At work without a lease" not in other
+    assert "<h3>At work without a lease: 1</h3>" in operator
+    assert "Nothing needs attention" in operator
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_well_while_a_transaction_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two minutes; here at once. Each retry of its key is refused meanwhile. The index page says so, too."""
+    monkeypatch.setattr(limits, "HANGS", 0)
+
+    def work() -> list[str]:
+        return [staff(VIEW).get(reverse(page)).content.decode() for page in (LIST, "admin:index")]
+
+    pages = run_once(work, scope="s", key="k", operation="o").value
+    assert ["1 transaction has held keys for more than two minutes" in page for page in pages] == [True, True]
+    assert ["Nothing needs attention" in page for page in pages] == [False, False]
+
+
+@pytest.mark.parametrize("state", ["attention", "in_doubt", "half_done", "stuck", "completed"])
+def test_a_list_of_a_state_says_what_to_do(settings: Any, state: str) -> None:
+    """With the runbook's link: a person comes here from the overview."""
+    settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
+    page = staff(VIEW).get(reverse(LIST), {"state": state}).content.decode()
+    told = "<strong>What to do:</strong>" in page, '<a href="/runbook/" rel="noopener noreferrer">Runbook</a>' in page
+    assert told == (state != "completed",) * 2
 
 
 class TestFilters:

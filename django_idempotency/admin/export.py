@@ -1,0 +1,65 @@
+"""The list of keys as CSV, as it is filtered: for a ticket, or to compare it with the books of the other side."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+from django.contrib.admin.exceptions import DisallowedModelAdminLookup
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+
+from ..engine.protocol.error_text import without_controls
+from . import overview
+from .links import show, shown
+from .timeline import sent_keys
+
+COLUMNS = (
+    "id",
+    "reference",
+    "key",
+    "operation",
+    "scope",
+    "resource",
+    "state",
+    "attempt",
+    "worker",
+    "claimed",
+    "changed",
+)
+FORMULA = ("=", "+", "-", "@")
+"""A spreadsheet runs a cell that begins with one of these."""
+
+
+def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
+    """Write at most 2,000 keys: those that the list with these filters shows on all its pages."""
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    try:
+        rows = list(model_admin.get_changelist_instance(request).queryset[: overview.LISTED])
+    except DisallowedModelAdminLookup:
+        return HttpResponseBadRequest()
+    show(rows, model_admin, request)
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="idempotency-keys.csv"'
+    writer = csv.writer(response)
+    writer.writerow((*COLUMNS, "in doubt", "derived keys", "ended"))
+    for row in rows:
+        key = shown(row)
+        resource = f"{row.resource_type} {row.resource_id}" if row.resource_id else ""
+        about = (row.pk, row.reference, row.key if key.secrets else "", row.operation, key.scope, resource)
+        at = (
+            str(key.state.label),
+            row.attempt,
+            row.worker or "",
+            row.created_at.isoformat(),
+            row.updated_at.isoformat(),
+        )
+        steps = (", ".join(key.in_doubt), ", ".join(sent_keys(key)), ", ".join(key.finished))
+        writer.writerow(map(_cell, (*about, *at, *steps)))
+    return response
+
+
+def _cell(value: Any) -> str:
+    text = without_controls(str(value))
+    return f"'{text}" if text.startswith(FORMULA) else text
