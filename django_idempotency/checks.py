@@ -4,13 +4,15 @@ The id of a check never changes its meaning. These are the ids: E001 the IDEMPOT
 the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above
 authentication, E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that
 MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a schema for each tenant
-and no SCOPE, E014 tables of keys that Citus does not commit together with the business write, W001 SQLite without
-IMMEDIATE transactions, W002 another isolation level than READ COMMITTED, W004 a database whose times Django does not
-take for UTC, W006 tables of the project's models that MariaDB or MySQL keeps without transactions, W007 missing indexes
-or constraints of the tables of keys, W008 columns of keys whose collation treats two different texts as equal, W009 a
-leased view with a short `ttl`, whose keys a gateway remembers for longer, W014 protection that is switched off or
-paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017
-newest rows that ENCRYPTION_KEYS cannot decrypt.
+and no SCOPE, E014 tables of keys that Citus does not commit together with the business write, E015 a wrong entry of
+BACKENDS, E016 a backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 another isolation level
+than READ COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that
+MariaDB or MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of
+keys whose collation treats two different texts as equal, W009 a leased view with a short `ttl`, whose keys a gateway
+remembers for longer, W010 a Redis that evicts keys, W011 a Redis without an append-only file, W012 keys in memory
+outside DEBUG, W013 a table of DynamoDB without Time to Live, W014 protection that is switched off or paused, W015 a
+leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows that
+ENCRYPTION_KEYS cannot decrypt.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from django.db import DatabaseError, connections, router, transaction
 from django.urls import get_resolver
 
 from .endpoints.listing import declarations_of, misplaced, routes
-from .engine.conf import Options, get_settings, resolve
+from .engine.conf import Options, backend_for, get_settings, resolve
 from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
@@ -64,7 +66,7 @@ def check_servers(
         get_settings()
     except IdempotencyConfigurationError:
         return []
-    return [*check_databases(databases or ())]
+    return [*check_databases(databases or ()), *check_backends()]
 
 
 def check_settings() -> Iterator[CheckMessage]:
@@ -85,6 +87,11 @@ def check_settings() -> Iterator[CheckMessage]:
         )
     for alias in sorted(_aliases()):
         yield from _check_alias(alias)
+    for name in get_settings().backends or {}:
+        try:
+            backend_for(name)
+        except IdempotencyConfigurationError as error:
+            yield Error(str(error), id="django_idempotency.E015")
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
@@ -124,6 +131,21 @@ def _check_decryption(alias: str) -> Iterator[CheckMessage]:
                 id="django_idempotency.W017",
             )
             return
+
+
+def check_backends() -> Iterator[CheckMessage]:
+    """Ask each backend for what is wrong with its server. `check_project` reports a backend that cannot be made."""
+    for name in get_settings().backends or {}:
+        try:
+            yield from backend_for(name).check()
+        except IdempotencyConfigurationError:
+            continue
+        except Exception as error:  # noqa: BLE001 (each backend has a client with errors of its own)
+            yield Error(
+                f"backend {name!r} does not answer: {error}",
+                hint="Requests whose keys are there get 503 until it does.",
+                id="django_idempotency.E016",
+            )
 
 
 def check_urls() -> Iterator[CheckMessage]:
@@ -203,7 +225,8 @@ def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
 
 def _aliases() -> set[str]:
     """Return each database alias on which the project stores keys."""
-    return {alias_of(options) for options in (resolve(), *(options for _, options in _declared()[0]))}
+    declared = (options for _, options in _declared()[0] if options.backend is None)
+    return {alias_of(options) for options in (resolve(), *declared)}
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:

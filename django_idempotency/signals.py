@@ -33,6 +33,10 @@ key_event = Signal(use_caching=True)
         "paused": `PAUSED` is on, and a request was refused before its key was read. Nothing has run.
         "error": the claim or the replay failed with an error, such as a database error, or a response that cannot be
             decrypted. Nothing has run.
+        "claim_lost": the claim of a running request was gone from its backend before the request ended: evicted, lost
+            in a failover, or because the work took longer than its lease. A duplicate may have run meanwhile.
+        "unstored": the backend did not take the result. The client got the response all the same, and a retry may run
+            the work again.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             forbids that.
         "taken_over": the lease of an attempt was over, and a new attempt has taken over the key. In this case, the
@@ -41,7 +45,8 @@ key_event = Signal(use_caching=True)
             must find out what has happened.
         "purged": a cleanup has ended.
 
-    using: database alias.
+    using: database alias. None for a key in a backend.
+    backend: the name of the backend that has the key. None for a key in a database.
     identity: its `scope`, `operation` and `key` name the request, and its `reference` names the key in logs. With
         "missing", "invalid" and "paused", only the operation is known, and the other texts are empty. None with
         "purged".

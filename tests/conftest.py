@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,6 +44,13 @@ def _rows_count_their_steps(request: pytest.FixtureRequest, _django_db_marker: N
     from tests.steps import miscounted  # models can be imported now
 
     assert miscounted() == {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_of_backends_end() -> Iterator[None]:
+    yield
+    if (backends := sys.modules.get("tests.backends")) is not None:
+        backends.stop_servers()
 
 
 @pytest.fixture(scope="session")

@@ -70,8 +70,13 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """Return the mode: "atomic", "leased" or "leased, hold". For an unprotected endpoint, return an empty text."""
-        return "" if self.options is None else MODES[self.options.policy]
+        """Return the mode: "atomic", "leased" or "leased, hold", or "at least once, in 'events'" for keys in a backend.
+        For an unprotected endpoint, return an empty text.
+        """
+        if self.options is None:
+            return ""
+        backend = self.options.backend
+        return MODES[self.options.policy] if backend is None else f"at least once, in {backend!r}"
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:

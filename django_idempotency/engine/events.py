@@ -23,10 +23,8 @@ from .protocol.digests import Identity
 logger = logging.getLogger("django_idempotency")
 LEVELS = {
     "claimed": logging.DEBUG,
-    "busy": logging.WARNING,
-    "taken_over": logging.WARNING,
-    "held": logging.ERROR,
-    "error": logging.ERROR,
+    **dict.fromkeys(("busy", "claim_lost", "taken_over"), logging.WARNING),
+    **dict.fromkeys(("held", "error", "unstored"), logging.ERROR),
 }
 """All other events have the level INFO. A client can cause any number of these events, so they must not be warnings."""
 REFUSED = {
@@ -52,8 +50,9 @@ def _levels_of_held(*attempt: Any) -> Iterator[int]:
 def report(
     event: str,
     identity: Identity,
-    using: str,
+    using: str | None,
     *,
+    backend: str | None = None,
     attempt: int | None = None,
     reason: str = "",
     resource: outcomes.Resource | None = None,
@@ -61,7 +60,8 @@ def report(
 ) -> None:
     """Write the event to the log, and send it as a signal. This function never raises an exception.
 
-    If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction.
+    If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction. For
+    a key in a `backend`, the alias `using` is None, and nothing waits.
 
     `event` is one of the texts in the docstring of `signals.key_event`. The package removes the text after the first
     colon from `reason`, because this text can come from the client. `resource` is the type and the id of the object
@@ -76,17 +76,25 @@ def report(
     type_, id_ = resource or (None, None)
     what = ", ".join(part for part in (event, type_ and f"{type_} {id_}", reason) if part)
     args = (identity.reference or "(none)", identity.operation, what)
-    named = {"operation": identity.operation, "key_reference": identity.reference, "database": using}
+    named = {
+        "operation": identity.operation,
+        "key_reference": identity.reference,
+        "database": using,
+        "backend": backend,
+    }
     extra = {"event": event, **named, **about, "resource_type": type_, "resource_id": id_}
-    sent = {"event": event, "using": using, "identity": identity, **about, "resource": resource, "cleanup": None}
+    place = {"using": using, "backend": backend}
+    sent = {"event": event, **place, "identity": identity, **about, "resource": resource, "cleanup": None}
     tell = partial(_tell, level, "Idempotency key %s of %s: %s.", args, extra, sent)
-    if connections[using].in_atomic_block:
+    if using is not None and connections[using].in_atomic_block:
         transaction.on_commit(tell, using=using, robust=True)
     else:
         tell()
 
 
-def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: str) -> None:
+def report_outcome(
+    outcome: outcomes.Outcome[Any], identity: Identity, using: str | None, backend: str | None = None
+) -> None:
     """Report how the work ended, or why the work did not run.
 
     This function does not report replays, because the option `may_replay` can still refuse the replay after this
@@ -94,15 +102,16 @@ def report_outcome(outcome: outcomes.Outcome[Any], identity: Identity, using: st
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
-            report("completed", identity, using, resource=resource)
+            event = "unstored" if outcome.unstored else "completed"
+            report(event, identity, using, backend=backend, resource=resource)
         case outcomes.Finished(reason=reason, resource=resource):
-            report("released", identity, using, reason=reason, resource=resource)
+            report("released", identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
             reason = outcome.choice.replace(":", ";")  # only in the names of steps; `report` would cut the text there
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
-            report(REFUSED[type(outcome)], identity, using)
+            report(REFUSED[type(outcome)], identity, using, backend=backend)
 
 
 def warn_if_unprotected(operation: str) -> None:
@@ -121,7 +130,8 @@ def report_purged(cleanup: Any, using: str) -> None:
     names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."
-    sent = {"event": "purged", "using": using, "identity": None, "attempt": None, "reason": "", "resource": None}
+    nothing = {"backend": None, "identity": None, "attempt": None, "reason": "", "resource": None}
+    sent = {"event": "purged", "using": using, **nothing}
     extra = {"event": "purged", "database": using, **counts}
     _tell(logging.INFO, text, (using, *counts.values()), extra, {**sent, "cleanup": cleanup})
 

@@ -26,12 +26,15 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 from django.db.models import Q
 
+from ..engine.conf import backend_for
 from ..engine.protocol.digests import has_controls, kept_scope
+from ..engine.protocol.stored_key import Status
 from ..engine.request.callers import acting_for
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import COMPLETED, FAILED_STATE, Clock, Seen
 from ..models import IdempotencyKey
+from .elsewhere import name_in_backend, read
 from .lookups import find_key
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ def forget(
     *,
     operation: str | None = None,
     using: str | None = None,
+    backend: str | None = None,
     include_unsettled: bool = False,
     dry_run: bool = False,
 ) -> Forgotten:
@@ -79,6 +83,7 @@ def forget(
         key: the client's key, without quotes.
         operation: delete only the key of this operation ("POST orders/"); default: all operations.
         using: database alias; default: the write alias of the key table.
+        backend: a name in `BACKENDS`, if the key is there and not in the table. Then `operation` is needed, too.
         include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the
             call a second time.
         dry_run: only count the keys that would be deleted and the keys that would be kept.
@@ -87,8 +92,11 @@ def forget(
         How many keys were deleted, and how many had to be kept.
 
     Raises:
-        IdempotencyConfigurationError: the alias is unknown, or the database has no store.
+        IdempotencyConfigurationError: the alias or the backend is unknown, or the database has no store.
     """
+    if backend is not None:
+        name = name_in_backend(scope, operation, key)
+        return _forget_in_backend(backend, name, include_unsettled=include_unsettled, dry_run=dry_run)
     rows = find_key(key, using=using).filter(of_scope(scope), key=key)
     if operation is not None:
         rows = rows.filter(operation=operation)
@@ -139,6 +147,17 @@ def of_scope(scope: str) -> Q:
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
     clients = Q(scope__startswith=acting_for(scope)) if scope.startswith("user:") and scope in forms else Q()
     return Q(scope__in=forms) | clients
+
+
+def _forget_in_backend(backend: str, name: str, *, include_unsettled: bool, dry_run: bool) -> Forgotten:
+    value, stored = read(backend, name)
+    if stored is None:
+        return Forgotten(deleted=0, kept=0)
+    gone = stored.status is Status.COMPLETED or include_unsettled
+    if gone and not dry_run:
+        gone = backend_for(backend).swap(name, value, None, 0) in (value, None)
+        logger.info("Idempotency keys of backend %s: %d forgotten, %d kept.", backend, gone, not gone)
+    return Forgotten(deleted=int(gone), kept=int(not gone))
 
 
 def _forget(

@@ -17,7 +17,6 @@ from inspect import getclosurevars, iscoroutinefunction, isfunction
 from itertools import takewhile
 from typing import Any, TypeVar, Unpack, overload
 
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from ninja.decorators import decorate_view
@@ -36,7 +35,6 @@ from ..engine.request.adapters import RUNNING, Adapter
 from ..engine.request.callers import authenticated_scope
 from ..engine.request.calls import Call
 from ..engine.request.view_call import ViewCall
-from ..engine.stores import alias_of
 from ..exceptions import IdempotencyConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -211,7 +209,7 @@ class NinjaAdapter(Adapter):
         """Call the API's exception handlers in a new transaction, and return their answer."""
         api = getattr(call.request, RUNNING).api
         try:
-            with transaction.atomic(using=alias_of(call.options)):
+            with call.own_transaction():
                 return call.judge(super().response(call, api.on_exception(call.request, error)))
         # The function `_answered` raises this exception again.
         except Exception as unanswered:  # noqa: BLE001

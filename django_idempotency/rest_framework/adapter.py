@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from django.db import transaction
 from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework import authentication
@@ -24,7 +23,6 @@ from ..engine.request.adapters import Adapter
 from ..engine.request.callers import authenticated_scope, is_authenticated
 from ..engine.request.calls import Call
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_payload_of
-from ..engine.stores import alias_of
 from .finality import settle
 
 UNPARSED = "_idempotency_unparsed"
@@ -95,14 +93,14 @@ class RestFrameworkAdapter(Adapter):
         """
         if type(error) is type(vars(call.asked_with).get(UNPARSED)):
             raise error  # the parser's error must roll back the claim
-        view, alias = view_of(call), alias_of(call.options)
+        view = view_of(call)
         try:
-            with transaction.atomic(using=alias):
+            with call.own_transaction():
                 response = view.handle_exception(error)
         except Exception as unanswered:
             settle(view, call.request, unanswered)
             raise
-        with transaction.atomic(using=alias):
+        with call.own_transaction():
             return call.judge(self.response(call, response))
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:

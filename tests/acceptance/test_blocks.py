@@ -34,6 +34,7 @@ def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shop.forms", SimpleNamespace(OrderView=object))
     monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(execute=None))
     monkeypatch.setitem(sys.modules, "shop.payments", SimpleNamespace(pay=print))
+    monkeypatch.setitem(sys.modules, "shop.broker", SimpleNamespace(publish=None, open_store=None))
     monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))
 
 

@@ -16,7 +16,7 @@ from tests.acceptance.reference import DOCS, pages, updated
 @pytest.mark.parametrize("page", pages())
 def test_what_is_made_of_the_code_is_up_to_date(page: str) -> None:
     """If not: python -m tests.acceptance.reference."""
-    for module in ("drf_spectacular", "ninja", "prometheus_client", "rest_framework"):
+    for module in ("boto3", "drf_spectacular", "ninja", "prometheus_client", "rest_framework"):
         pytest.importorskip(module)
 
     assert (DOCS / page).read_text() == updated(page, pages()[page])
@@ -43,7 +43,7 @@ IN_WORDS = {
 def test_the_defaults_are_those_of_the_code() -> None:
     """Those that are functions or decided later are described in words."""
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", (DOCS / "options.md").read_text()))
-    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in defaults(leased=False).items()}
+    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in defaults("atomic").items()}
     expected |= {name: shown(getattr(Settings(), name.lower())) for name in rows if name.isupper()}
 
     assert rows == expected
@@ -62,7 +62,8 @@ def shown(value: Any) -> str:
 def test_every_system_check_is_described() -> None:
     """Each id in checks.py has an item, and the other way round; what is E is an Error, what is W a Warning."""
     package = DOCS.parent / "django_idempotency"
-    source = "".join(path.read_text() for path in [package / "checks.py", *package.glob("engine/stores/*_checks.py")])
+    places = [package / "checks.py", *package.glob("engine/stores/*_checks.py"), *package.glob("backends/*.py")]
+    source = "".join(path.read_text() for path in places)
     raised = re.findall(
         r'(Error|Warning)\((?:(?!Error\(|Warning\().)*?id="(django_idempotency\.\w+)"', source, re.DOTALL
     )

@@ -91,7 +91,7 @@ def test_type_checkers_know_the_same_options() -> None:
     """As keyword arguments, by name and type; `once` takes those that need no request."""
     assert get_type_hints(Keywords) == get_type_hints(Idempotency)
     assert sorted(OnceKeywords.__annotations__) == sorted(
-        ("ttl", "wait", "lease", "on_abandoned", "reconcile", "operation", "using")
+        ("ttl", "wait", "lease", "on_abandoned", "backend", "reconcile", "operation", "using")
     )
 
 

@@ -2,7 +2,7 @@
 
 from .fields import SAFE_METHODS
 from .options import LEASED, Idempotency, Keywords, OnceKeywords, Options, as_options, for_methods, given_by, merged
-from .settings import get_settings, meta_name, resolve
+from .settings import backend_for, get_settings, meta_name, resolve
 
 __all__ = [
     "LEASED",
@@ -12,6 +12,7 @@ __all__ = [
     "OnceKeywords",
     "Options",
     "as_options",
+    "backend_for",
     "for_methods",
     "get_settings",
     "given_by",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
@@ -26,7 +26,9 @@ class Unset:
     """
 
 
-def option(default: Any, check: Check, *, atomic: tuple[Any, ...] = (), leased: Any = Unset) -> Any:
+def option(
+    default: Any, check: Check, *, atomic: tuple[Any, ...] = (), leased: Any = Unset, elsewhere: tuple[Any, ...] = ()
+) -> Any:
     """Return a field of the class `Idempotency`.
 
     Args:
@@ -34,9 +36,15 @@ def option(default: Any, check: Check, *, atomic: tuple[Any, ...] = (), leased: 
         check: what `Idempotency(…)` asks about each value.
         atomic: the values that an endpoint without `lease` can have. Empty: all.
         leased: the default with `lease`, if it is another one.
+        elsewhere: the values that an endpoint with `backend` can have, the default first. Empty: all.
     """
-    of_leased = default if leased is Unset else leased
-    return field(default=Unset, metadata={"default": default, "leased": of_leased, "check": check, "atomic": atomic})
+    defaults = {
+        "atomic": default,
+        "leased": default if leased is Unset else leased,
+        "elsewhere": elsewhere[0] if elsewhere else default,
+    }
+    possible = {"atomic": atomic, "leased": (), "elsewhere": elsewhere}
+    return field(default=Unset, metadata={"defaults": defaults, "possible": possible, "check": check})
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
@@ -134,6 +142,22 @@ def duration(minimum: float) -> Check:
         return known and minimum <= seconds_of(value) <= MAX_SECONDS
 
     return must(f"give a timedelta or a number of seconds: {minimum} or more, and at most 100 years.", possible)
+
+
+def _is_backend(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) <= {"BACKEND", "OPTIONS"}
+        and isinstance(value.get("BACKEND"), str)
+        and isinstance(value.get("OPTIONS", {}), Mapping)
+    )
+
+
+BACKENDS = must(
+    'give a dict from names to backends, such as {"events": {"BACKEND": '
+    '"django_idempotency.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://localhost"}}}.',
+    lambda value: isinstance(value, Mapping) and all(map(_is_backend, value.values())),
+)
 
 
 def encryption_keys(value: Any) -> str | None:

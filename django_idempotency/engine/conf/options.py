@@ -78,7 +78,9 @@ class Idempotency:
     """The HTTP methods that are protected. Others pass through."""
     wait: timedelta | float = option(0, check.duration(0))
     """How long a duplicate of a running request waits for its result before the conflict answer."""
-    in_progress_status: Literal[202, 409, 429] = option(409, check.one_of(409, 429, 202), atomic=(409, 429))
+    in_progress_status: Literal[202, 409, 429] = option(
+        409, check.one_of(409, 429, 202), atomic=(409, 429), elsewhere=(409, 429)
+    )
     """409 or 429. With a lease also 202, with the `Location` of a status page."""
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
     """422 or 409, for a key that is used again with another payload."""
@@ -87,13 +89,19 @@ class Idempotency:
     dies, its claim ends after this duration.
     """
     on_abandoned: OnAbandoned = option(
-        "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",)
+        "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
     )
     """Whether an external call is repeated while its first outcome is unknown. "retry-keyed" repeats it only if each
     attempt asked for its derived key first and the key is still remembered there (see `DERIVED_KEYS_LAST`); otherwise
     the key waits for `reconcile` or a person. "retry" always repeats it, "hold" never.
     """
-    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE), atomic=(None,))
+    backend: str | None = option(None, check.or_none(check.NAME))
+    """A name in `BACKENDS`, for a view that writes nothing to the project's databases: its keys are kept in that store,
+    such as Redis, and it runs at least once. Needs `lease`.
+    """
+    reconcile: Callable[[Any], Any] | None = option(
+        None, check.or_none(check.CALLABLE), atomic=(None,), elsewhere=(None,)
+    )
     """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`.
     Returns the final response; after None, the view runs again. `operation.request` is the request, or None when
     `recover_idempotency_keys` asks.
@@ -126,9 +134,9 @@ class Idempotency:
     """False keeps a tombstone instead of the response."""
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
     """A larger response, or a streaming one, leaves a tombstone."""
-    using: str | None = option(None, check.or_none(check.NAME))
+    using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
     """The database alias of the business write. Default: the write alias."""
-    observe: bool = option(False, check.YES_OR_NO)
+    observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
     """True runs each request, and only logs which requests would have been refused or replayed."""
 
     if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known options
@@ -152,7 +160,8 @@ class Idempotency:
     def outlived_by_gateways(self) -> bool:
         """Whether the key may run again while a gateway remembers its derived keys. `late_keys` refuses such a run."""
         short = seconds_of(self.ttl) < SHORT_TTL.total_seconds()
-        return self.lease is not None and short and self.late_keys != "refuse"
+        elsewhere = isinstance(self.backend, str)
+        return self.lease is not None and short and self.late_keys != "refuse" and not elsewhere
 
     def given(self) -> dict[str, Any]:
         """Return a dict of the options that were given to this object."""
@@ -168,12 +177,15 @@ class Options(Idempotency):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        mode = mode_of(self.backend, self.lease)
+        if mode == "elsewhere" and self.lease is None:
+            raise IdempotencyConfigurationError(
+                f"idempotency option backend={self.backend!r} needs lease=, after which the claim of a dead worker "
+                "expires. Pass lease=30, for example: longer than the view takes."
+            )
         for name, value in self.given().items():
-            if not fits(name, value, leased=self.lease is not None):
-                raise IdempotencyConfigurationError(
-                    f"idempotency option {name}={value!r} is about leased mode. Pass lease=timedelta(minutes=2), for "
-                    f"example, or leave {name} out."
-                )
+            if not fits(name, value, mode):
+                raise IdempotencyConfigurationError(f"idempotency option {name}={value!r} {MISFITS[mode] % name}")
         if self.reconcile is not None and self.operation is None:
             raise IdempotencyConfigurationError(
                 f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key keeps the name of "
@@ -212,13 +224,27 @@ LEASED = Idempotency(lease=0.1, reconcile=None)
 """For code that has a leased key but not its view: the project's defaults for leased keys are `resolve(LEASED)`."""
 
 
-def defaults(*, leased: bool) -> dict[str, Any]:
-    return {name: field.metadata["leased" if leased else "default"] for name, field in OPTIONS.items()}
+MISFITS = {
+    "atomic": "is about leased mode. Pass lease=timedelta(minutes=2), for example, or leave %s out.",
+    "elsewhere": "does not go with backend=, whose keys are not in the table. Leave %s out.",
+}
+Mode = Literal["atomic", "leased", "elsewhere"]
 
 
-def fits(name: str, value: Any, *, leased: bool) -> bool:
+def mode_of(backend: str | None, lease: Any) -> Mode:
+    """Return how an endpoint runs: in one transaction, step by step, or with its keys outside the database."""
+    if backend is not None:
+        return "elsewhere"
+    return "atomic" if lease is None else "leased"
+
+
+def defaults(mode: Mode) -> dict[str, Any]:
+    return {name: field.metadata["defaults"][mode] for name, field in OPTIONS.items()}
+
+
+def fits(name: str, value: Any, mode: Mode) -> bool:
     """Return whether an endpoint in this mode can have the value."""
-    return leased or value in (OPTIONS[name].metadata["atomic"] or (value,))
+    return value in (OPTIONS[name].metadata["possible"][mode] or (value,))
 
 
 def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
@@ -279,6 +305,7 @@ class OnceKeywords(TypedDict, total=False):
     using: str | None
     lease: timedelta | float | None
     on_abandoned: OnAbandoned
+    backend: str | None
     reconcile: Callable[[Any], Any] | None
 
 

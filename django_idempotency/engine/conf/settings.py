@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
+from threading import RLock
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from ...backends import KeyValueBackend
 from ...exceptions import IdempotencyConfigurationError
 from . import fields as check
 from .fields import declared, refuse_impossible, refuse_unknown, setting
-from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, fits, given_by
+from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, fits, given_by, mode_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Settings:
             first start is older.
         namespace: enters each derived key, so that deployments that share an account with a gateway derive different
             ones. Calls in doubt are made twice if it changes.
+        backends: stores for keys outside the database, by the names that the option `backend` takes. Each is a dict
+            with BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
         enabled: False lets every request pass through. For a test, never in production.
         paused: True, or a callable() that returns True, answers 503 to every request of a protected endpoint.
     """
@@ -63,6 +67,7 @@ class Settings:
     runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
     namespace: str = setting("", check.of_type(str))
+    backends: Mapping[str, Mapping[str, Any]] | None = setting(None, check.or_none(check.BACKENDS), secret=True)
     enabled: bool = setting(True, check.of_type(bool))
     paused: bool | Callable[[], Any] = setting(False, check.switch)
     options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)
@@ -78,6 +83,7 @@ def meta_name(header: str) -> str:
     return "HTTP_" + header.upper().replace("-", "_")
 
 
+_MAKING = RLock()
 _SETTINGS = declared(Settings)
 SETTING_NAMES = tuple(name.upper() for name in (*_SETTINGS, *OPTION_NAMES))
 
@@ -97,6 +103,11 @@ def get_settings() -> Settings:
             raise IdempotencyConfigurationError(
                 f"IDEMPOTENCY[{name.upper()!r}]={written!r}: with one name for all operations, a key of one would be "
                 "answered with the response of another. Pass operation= to the decorator, the class or the call."
+            )
+        if name == "backend":
+            raise IdempotencyConfigurationError(
+                f"IDEMPOTENCY[{name.upper()!r}]={written!r}: a view that writes to the database would get its keys "
+                "outside of it, too, and would write twice. Pass backend= to each endpoint that writes nothing."
             )
         (options if name in OPTIONS else own)[name] = _value(name, written)
     return Settings(**own, options=Idempotency(**options))
@@ -133,17 +144,52 @@ def resolve(*layers: Idempotency) -> Options:
         IdempotencyConfigurationError: for options that contradict each other.
     """
     given, project = given_by(layers), get_settings().options.given()
-    leased = given.get("lease", project.get("lease")) is not None
-    project = {name: value for name, value in project.items() if fits(name, value, leased=leased)}
+    mode = mode_of(given.get("backend"), given.get("lease", project.get("lease")))
+    project = {name: value for name, value in project.items() if fits(name, value, mode)}
     if given.get("operation") is None:
         project.pop("reconcile", None)
-    return Options(**defaults(leased=leased) | project | given)
+    options = Options(**defaults(mode) | project | given)
+    if options.backend is not None:
+        backend_for(options.backend)
+    return options
+
+
+def backend_for(name: str) -> KeyValueBackend:
+    """Return the backend of this name, which is made when it is first needed. Nothing is asked of its server.
+
+    Raises:
+        IdempotencyConfigurationError: `BACKENDS` has no such name, or what it names is no backend.
+    """
+    with _MAKING:  # two threads would make two, and each would have its own memory
+        return _made(name)
+
+
+@cache
+def _made(name: str) -> KeyValueBackend:
+    configured = get_settings().backends or {}
+    if name not in configured:
+        known = ", ".join(map(repr, configured)) or "none"
+        raise IdempotencyConfigurationError(
+            f"idempotency option backend={name!r}: IDEMPOTENCY['BACKENDS'] has no such name. Known are: {known}."
+        )
+    path, place = configured[name]["BACKEND"], f"IDEMPOTENCY['BACKENDS'][{name!r}]"
+    try:
+        kind = import_string(path)
+    except ImportError as error:
+        raise IdempotencyConfigurationError(f"{place}: {path!r} cannot be imported: {error}.") from error
+    if not (isinstance(kind, type) and issubclass(kind, KeyValueBackend)):
+        raise IdempotencyConfigurationError(f"{place}: {path!r} is not a subclass of KeyValueBackend.")
+    try:
+        return kind(**configured[name].get("OPTIONS", {}))
+    except (TypeError, ValueError) as error:
+        raise IdempotencyConfigurationError(f"{place}: OPTIONS do not fit {path!r}: {error}.") from error
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "IDEMPOTENCY":
         get_settings.cache_clear()
         resolve.cache_clear()
+        _made.cache_clear()
 
 
 setting_changed.connect(_forget)

@@ -184,7 +184,8 @@ def once(
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)
-            leased = resolve(layer).lease is not None
+            resolved = resolve(layer)
+            leased = resolved.lease is not None and resolved.backend is None
             return run(
                 (lambda operation: work(operation=operation)) if leased else work,
                 **options | {"operation": name, "wait": patience(layer)},

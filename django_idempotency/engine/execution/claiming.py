@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
@@ -59,12 +60,16 @@ def reached(alias: str) -> Store | Unavailable:
 def is_alone(store: Store) -> bool:
     """Return True if the caller has no open transaction. The function ignores the transaction of a `TestCase`."""
     connection = store.connection
+    if has_begun(connection):
+        return False
+    return connection.in_atomic_block or connection.connection is None or not store.has_begun(connection)
+
+
+def has_begun(connection: Any) -> bool:
+    """Return True if Django has a transaction open on this connection, which is not that of a `TestCase`."""
     if connection.in_atomic_block:
-        blocks: Any = connection.atomic_blocks
-        return bool(blocks and blocks[-1]._from_testcase)
-    if connection.connection is None:  # get_autocommit() would connect
-        return True
-    return connection.get_autocommit() and not store.has_begun(connection)
+        return not (connection.atomic_blocks and connection.atomic_blocks[-1]._from_testcase)
+    return connection.connection is not None and not connection.autocommit  # get_autocommit() would connect
 
 
 def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
@@ -99,7 +104,7 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
             report("error", identity, store.alias, reason=describe(error))
             raise
     if wait and isinstance(outcome, Conflicted) and is_alone(store):
-        return _waited_for(store, identity, claim, outcome, end)
+        return waited_for(partial(claim_or_wait, store, identity, claim), outcome, end)
     return outcome
 
 
@@ -111,9 +116,7 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     return Unavailable()
 
 
-def _waited_for(
-    store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float
-) -> ClaimOutcome:
+def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
     """Repeat the claim until the other request has ended, or until the waiting time is over.
 
     The argument `end` is the time at which the waiting ends, as a value of `time.monotonic()`. If a claim fails, its
@@ -124,5 +127,5 @@ def _waited_for(
         # The length of each pause is random, so that many duplicates do not claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
-        outcome = claim_or_wait(store, identity, claim)
+        outcome = claim()
     return outcome

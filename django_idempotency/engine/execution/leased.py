@@ -36,7 +36,7 @@ from .claiming import claim_or_wait, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
-_CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
+CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
 END = "the end of a leased view"
 UNKNOWN = "The work answered, and it is unknown whether one of its steps took effect."
 Kind = IdempotencyStep.Kind
@@ -188,7 +188,7 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
         return nullcontext()
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        if not operation.writing and _CHANGE.match(str(sql)) and not any(table in str(sql) for table in OWN):
+        if not operation.writing and CHANGE.match(str(sql)) and not any(table in str(sql) for table in OWN):
             warnings.warn(
                 f"A leased view changed data outside of operation.write(): {str(sql)[:200]!r}. "
                 "A retry would do it again. Put it into a step: operation.write(name, function, …).",

@@ -32,6 +32,7 @@ from ..stores import alias_of
 from .atomic import run_atomically
 from .bridge import in_thread, synchronous
 from .claiming import claim_request, reached
+from .elsewhere import BackendOperation, run_elsewhere
 from .leased import run_leased
 from .operation import AtomicOperation, Operation, as_kept, decode, encode
 
@@ -97,28 +98,39 @@ def run_once(
         IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
-    alias, leased = alias_of(resolved), resolved.lease is not None
+    backend, alias = resolved.backend, None if resolved.backend else alias_of(resolved)
+    leased = resolved.lease is not None and backend is None
     function, conf = _Function(work, resolved.reconcile, leased), get_settings()
     if conf.paused and conf.pauses():
         name = operation_name(work, resolved.operation)
-        report("paused", identify(scope="", operation=name, key=""), alias)
+        report("paused", identify(scope="", operation=name, key=""), alias, backend=backend)
         raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
     if not conf.enabled:
         warn_if_unprotected(operation_name(work, resolved.operation))
-        with nullcontext() if leased else transaction.atomic(using=alias):
+        with nullcontext() if leased or backend else transaction.atomic(using=alias):
             operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
+            if backend:
+                operation = BackendOperation(None)
             with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random
                 operation._derives_from = _identity(scope, operation_name(work, resolved.operation), key)
             return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
     warn_of_gateways(identity.operation, resolved)
     wanted = claim_request(resolved, identity, None if payload is None else _fingerprint(payload))
-    run = run_leased if leased else run_atomically
-    store = reached(alias)
-    outcome = store if isinstance(store, outcomes.Unavailable) else run(store, wanted, function)
-    report_outcome(outcome, identity, alias)
+    if alias is None:
+        outcome = run_elsewhere(str(backend), wanted, function)
+    else:
+        run = run_leased if leased else run_atomically
+        store = reached(alias)
+        outcome = store if isinstance(store, outcomes.Unavailable) else run(store, wanted, function)
+    report_outcome(outcome, identity, alias, backend)
     if isinstance(outcome, outcomes.Completed):
-        report("replayed", identity, alias, resource=outcome.resource)
+        report("replayed", identity, alias, backend=backend, resource=outcome.resource)
+        if backend and outcome.snapshot.body is None:
+            raise exceptions.ResultLost(
+                f"{identity.operation} with key {identity.key!r} has run, and its result was too long for the backend "
+                f"{backend!r}. It is not run again. Return less, such as an id."
+            )
     return _result(outcome, identity)
 
 

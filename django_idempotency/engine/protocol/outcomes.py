@@ -5,7 +5,7 @@ the outcome of the work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
 from typing import Generic, Literal, TypeVar
@@ -47,6 +47,11 @@ class Snapshot:
         lower case make no difference.
         """
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+    def without_body(self) -> Snapshot:
+        """Return the tombstone of this response."""
+        location = self.header("Location")
+        return replace(self, headers=() if location is None else (("Location", location),), body=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +228,7 @@ class Finished(Generic[T]):
 
     Attributes:
         resource: the object that the work has referred to.
+        unstored: True if a backend did not take the final result, so a retry may run the work again.
     """
 
     value: T
@@ -230,6 +236,7 @@ class Finished(Generic[T]):
     snapshot: Snapshot | None = None
     reason: str = ""
     resource: Resource | None = None
+    unstored: bool = False
 
 
 Outcome = Finished[T] | Completed | Refusal

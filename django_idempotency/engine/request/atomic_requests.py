@@ -39,8 +39,10 @@ class TakenOver(set[str]):
         super().__init__(opted_out)
         self.layers = layers
 
-    def alias(self) -> str:
-        return alias_of(resolve(*self.layers()))
+    def alias(self) -> str | None:
+        """Return the alias that is taken over. A view with `backend` has none: it must not be in a transaction."""
+        options = resolve(*self.layers())
+        return None if options.backend else alias_of(options)
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
@@ -56,7 +58,7 @@ def as_django_would(request: Any) -> AbstractContextManager[Any]:
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()
-        if not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
+        if alias and not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)
     return nullcontext()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from django.db import transaction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.translation import get_language
 
 from ..conf import Options
 from ..protocol.outcomes import Finished, Verdict
+from ..stores import alias_of
 from .responses import capture
 
 
@@ -54,6 +57,10 @@ class Call:
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.method} {route}"
+
+    def own_transaction(self) -> AbstractContextManager[Any]:
+        """Return the transaction in which a framework answers an exception. A key in a backend needs no database."""
+        return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Read the response, and decide what happens to the view's writes and to the key."""

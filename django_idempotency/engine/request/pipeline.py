@@ -6,7 +6,8 @@
 3. A missing key is refused if `required`: `problems.py` has every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
 5. The fingerprint of target and payload: `fingerprints.py`. Caller and payload are asked of the framework's adapter.
-6. The claim and the work: `execution/atomic.py` and `leased.py`; `view_call.py` calls the view and judges its response.
+6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
+   judges its response.
 7. The answer: the view's, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone: `sessions.py`.
 """
 
@@ -21,10 +22,11 @@ from ..conf import get_settings
 from ..events import report, report_outcome
 from ..execution.atomic import run_atomically
 from ..execution.claiming import claim_request, reached
+from ..execution.elsewhere import run_elsewhere
 from ..execution.leased import run_leased
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
-from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Unavailable
+from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Refusal, Unavailable
 from ..stores import alias_of
 from . import problems
 from .callers import scope_of, warn_of_scheme
@@ -66,20 +68,21 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if not isinstance(wanted, ClaimRequest):
         return pass_through(call) if wanted is None else _refuse(call, wanted)
 
-    alias = alias_of(options)
-    run = run_atomically if wanted.lease is None else run_leased
-    store = reached(alias)
-    outcome = store if isinstance(store, Unavailable) else run(store, wanted, call)
+    if options.backend is not None:
+        alias, outcome = None, run_elsewhere(options.backend, wanted, call)
+    else:
+        alias = alias_of(options)
+        run = run_atomically if wanted.lease is None else run_leased
+        store = reached(alias)
+        outcome = store if isinstance(store, Unavailable) else run(store, wanted, call)
     if not isinstance(outcome, Finished):
         keep_stored_session(call.request)
     if isinstance(outcome, Completed):
         return _replay(call, wanted, outcome, alias)
-    report_outcome(outcome, wanted.identity, alias)
+    report_outcome(outcome, wanted.identity, alias, options.backend)
     if isinstance(outcome, Finished):
         return call.adapter.deliver(call, outcome.value, replayed=False, own=True)
-    if isinstance(outcome, Conflicted) and options.in_progress_status == 202:
-        return call.adapter.deliver(call, accepted(alias, wanted.identity), replayed=False)
-    return _refuse(call, problems.problem_of(outcome, options))
+    return _turned_away(call, wanted, outcome)
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
@@ -107,13 +110,19 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     return refusing_late(wanted) if options.late_keys == "refuse" else wanted
 
 
-def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str) -> HttpResponseBase:
+def _turned_away(call: ViewCall, wanted: ClaimRequest, refusal: Refusal) -> HttpResponseBase:
+    if isinstance(refusal, Conflicted) and call.options.in_progress_status == 202:
+        return call.adapter.deliver(call, accepted(alias_of(call.options), wanted.identity), replayed=False)
+    return _refuse(call, problems.problem_of(refusal, call.options))
+
+
+def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str | None) -> HttpResponseBase:
     snapshot = completed.snapshot
     allowed = call.options.may_replay
     if allowed is not None and not call.adapter.may_replay(call, allowed):
-        report("replay_refused", wanted.identity, alias)
+        report("replay_refused", wanted.identity, alias, backend=call.options.backend)
         return _refuse(call, problems.replay_refused())
-    report("replayed", wanted.identity, alias, resource=completed.resource)
+    report("replayed", wanted.identity, alias, backend=call.options.backend, resource=completed.resource)
     if snapshot.body is None:
         response = problems.respond(call.request, problems.response_not_stored(snapshot))
     else:
@@ -123,5 +132,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     if (event := UNUSABLE.get(problem.code)) is not None:
-        report(event, identify(scope="", operation=call.operation_name(), key=""), alias_of(call.options))
+        backend = call.options.backend
+        alias = None if backend else alias_of(call.options)
+        report(event, identify(scope="", operation=call.operation_name(), key=""), alias, backend=backend)
     return call.adapter.deliver(call, problems.respond(call.request, problem), replayed=False)

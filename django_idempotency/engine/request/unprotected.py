@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from django.http.response import HttpResponseBase
 
 from ..events import harmless, warn_if_unprotected
+from ..execution.elsewhere import BackendOperation
 from ..execution.operation import AtomicOperation, Operation
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
@@ -46,8 +47,11 @@ async def apass_through(call: ViewCall) -> HttpResponseBase:
 
 def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
     request: Any = call.request
-    leased = call.options.lease is not None
-    request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
+    if call.options.backend is not None:
+        request.idempotency = BackendOperation(None)
+    else:
+        leased = call.options.lease is not None
+        request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
     request.idempotency._derives_from = identity
 
 

@@ -27,7 +27,8 @@ The associated data consists of the two hashes that are stored in the row, and o
 depend on the key, the caller and the operation. If the text belongs to a step, the associated data also contains the
 name of the step. If the text is a response, the associated data also contains the status code and the fingerprint of
 the row. If a person changes the status code or the fingerprint in the row, the response cannot be decrypted. So an
-error response cannot become a success, and a stored response cannot become the answer to a different payload.
+error response cannot become a success, and a stored response cannot become the answer to a different payload. In a
+backend, a response is bound to the random token of its value, too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ Row = Claimed | Identity | IdempotencyKey
 """An object with both hashes of a row: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
 """Another fact to which a sealed text is bound: the name of the step, the status code or the fingerprint of the
-response. An empty fact is left out."""
+response, or the token of a value in a backend. An empty fact is left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
@@ -89,19 +90,19 @@ def is_sealed(stored: str | None) -> bool:
     return stored is not None and stored.startswith(MARK)
 
 
-def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot) -> tuple[str | None, bytes | None]:
+def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact) -> tuple[str | None, bytes | None]:
     """Return the headers and the body of a response, in the form in which the row stores them. If an encryption key is
     set, this function encrypts the headers and the body.
     """
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
-    about = (snapshot.status_code, row.fingerprint)
+    about = (snapshot.status_code, row.fingerprint, *more)
     sealed = None if body is None else _encrypted(ciphers, body, _place(row, "body", about))
     return seal(row, "headers", headers, *about), sealed
 
 
-def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey) -> Snapshot:
+def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey, *more: Fact) -> Snapshot:
     """Return the stored response of this row. The function needs two hashes to decrypt a sealed response. The argument
     `of` contains these hashes.
 
@@ -111,7 +112,7 @@ def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyK
         raise RuntimeError(f"Bug: idempotency key row {row.id} is 'completed' without a result.")
     headers, body = row.headers or "[]", None if row.body is None else bytes(row.body)
     if headers.startswith(MARK):
-        about = (row.status_code, row.fingerprint)
+        about = (row.status_code, row.fingerprint, *more)
         headers = _opened(of, "headers", headers.removeprefix(MARK), about).decode()
         body = None if body is None else _opened(of, "body", body, about)
     return Snapshot(status_code=row.status_code, headers=tuple(map(tuple, json.loads(headers))), body=body)

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...engine.conf import get_settings
 from ...engine.request.callers import scope_of_user
 from ...engine.stores import alias_for, store_for
+from ...maintenance.elsewhere import find_in_backend
 from ...maintenance.erasure import forget, forget_scope, of_scope
 from ...models import IdempotencyKey
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted
@@ -28,11 +29,18 @@ class Command(IdempotencyCommand):
         parser.add_argument("--key", help="Forget only this key. Default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
+        backend = (
+            "Forget the key in this backend, a name in BACKENDS. Needs --key and --operation, and shows its state."
+        )
+        parser.add_argument("--backend", metavar="NAME", help=backend)
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["operation"] is not None and options["key"] is None:
             raise CommandError("--operation needs --key.")
+        backend = options["backend"]
+        if backend is not None and None in (options["key"], options["operation"]):
+            raise CommandError("--backend needs --key and --operation: a backend has no list of its keys.")
         scope, chosen = options["scope"], {"using": options["database"], "dry_run": not options["apply"]}
         if options["user"] is not None:
             if (own := get_settings().options.given().get("scope")) is not None:
@@ -50,7 +58,12 @@ class Command(IdempotencyCommand):
             total = self.total(keys.filter(of_scope(scope)))
             found = forget_scope(scope, **chosen, progress=lambda done: self.show(done, total))
         else:
-            found = forget(scope, options["key"], operation=options["operation"], **chosen)
+            one = {"operation": options["operation"], "key": options["key"]}
+            if backend is not None and (seen := find_in_backend(backend, scope=scope, **one)) is not None:
+                status = "" if seen.status_code is None else f" with {seen.status_code}"
+                about = "" if seen.resource is None else f", about {' '.join(seen.resource)}"
+                self.say(f"In {backend!r}: {seen.status}{status}{about}.")
+            found = forget(scope, **one, backend=backend, **chosen)
         done = "Forgot" if options["apply"] else "Would forget"
         self.say(f"{done} {counted(found.deleted)} of {scope}.{'' if options['apply'] else ' Add --apply to do it.'}")
         if found.kept:

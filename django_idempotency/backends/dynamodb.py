@@ -1,0 +1,84 @@
+"""Keys in Amazon DynamoDB. Install `django-idempotency[dynamodb]`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from django.core.checks import CheckMessage, Warning
+
+from . import KeyValueBackend
+
+__all__ = ["DynamoDBBackend"]
+
+LIMITS = Config(connect_timeout=1, read_timeout=1, retries={"mode": "standard", "total_max_attempts": 2})
+"""One second for an answer, and a second try. boto3 waits 60 seconds by default, and tries more often."""
+
+
+class DynamoDBBackend(KeyValueBackend):
+    """Keeps keys in a table of DynamoDB, each by one conditional write.
+
+    The table has the partition key `name`, a string, and no sort key. Turn on Time to Live for the attribute `expires`.
+    DynamoDB has no clock in its conditions and deletes expired items days later, so each condition compares `expires`
+    with this machine's clock. Global tables do not deduplicate across regions.
+
+    Args:
+        table: the name of the table.
+        client: arguments for `boto3.client("dynamodb", …)`, such as `region_name` or `endpoint_url`.
+    """
+
+    max_bytes = 400 * 1024 - 512  # what an item may have, less its name, its time and the names of its attributes
+
+    def __init__(self, table: str, **client: Any) -> None:
+        self.table = table
+        self.client = boto3.client("dynamodb", config=LIMITS, **client)
+
+    def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
+        now = time.time()
+        key = {"name": {"S": name}}
+        if old is None and new is None:
+            return self._read(name, now)
+        asked: dict[str, Any] = {
+            "ConditionExpression": "attribute_not_exists(#name) OR expires <= :now",
+            "ExpressionAttributeNames": {"#name": "name"},
+            "ExpressionAttributeValues": {":now": {"N": f"{now:.3f}"}},
+        }
+        if old is not None:
+            asked["ConditionExpression"] = "#value = :old AND expires > :now"
+            asked["ExpressionAttributeNames"] = {"#value": "value"}
+            asked["ExpressionAttributeValues"][":old"] = {"B": old}
+        told = {"ReturnValues": "ALL_OLD", "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+        try:
+            if new is None:
+                done = self.client.delete_item(TableName=self.table, Key=key, **asked, **told)
+            else:
+                expires = {"N": str(math.ceil(now + seconds))}
+                item = {**key, "value": {"B": new}, "expires": expires}
+                done = self.client.put_item(TableName=self.table, Item=item, **asked, **told)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ConditionalCheckFailedException":
+                raise
+            # An old botocore and some emulators do not tell what they found.
+            return self._live(error.response["Item"], now) if "Item" in error.response else self._read(name, now)
+        return self._live(done.get("Attributes"), now)
+
+    def _read(self, name: str, now: float) -> bytes | None:
+        found = self.client.get_item(TableName=self.table, Key={"name": {"S": name}}, ConsistentRead=True)
+        return self._live(found.get("Item"), now)
+
+    def _live(self, item: Any, now: float) -> bytes | None:
+        return None if item is None or float(item["expires"]["N"]) <= now else item["value"]["B"]
+
+    def check(self) -> Iterator[CheckMessage]:
+        described = self.client.describe_time_to_live(TableName=self.table)["TimeToLiveDescription"]
+        if described.get("AttributeName") != "expires":
+            yield Warning(
+                f"The table {self.table!r} has no Time to Live on the attribute 'expires', so it keeps expired keys.",
+                hint="Turn on Time to Live for 'expires'. Keys expire without it, too, but their items stay.",
+                id="django_idempotency.W013",
+            )

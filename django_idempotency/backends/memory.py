@@ -1,0 +1,49 @@
+"""Keys in the memory of one process, for tests and for `runserver`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from threading import Lock
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Warning
+
+from . import KeyValueBackend
+
+__all__ = ["MemoryBackend"]
+
+
+class MemoryBackend(KeyValueBackend):
+    """Keeps keys in this process, and forgets them with it. Two processes do not see each other's keys."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[str, tuple[bytes, float]] = {}
+
+    def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
+        with self._lock:
+            now = time.monotonic()
+            found, expires = self._kept.get(name, (None, now))
+            if expires <= now:
+                found = None
+            if found == old and new is not None:
+                self._kept = {kept: value for kept, value in self._kept.items() if value[1] > now}
+                self._kept[name] = new, now + seconds
+            elif found == old:
+                self._kept.pop(name, None)
+            return found
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        with self._lock:
+            self._kept.clear()
+
+    def check(self) -> Iterator[CheckMessage]:
+        if not settings.DEBUG:
+            yield Warning(
+                "Keys in the memory of a process are lost with it, and another process does not see them: its "
+                "duplicates run.",
+                hint="Use RedisBackend or DynamoDBBackend in production.",
+                id="django_idempotency.W012",
+            )

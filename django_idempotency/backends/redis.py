@@ -1,0 +1,86 @@
+"""Keys in Redis or Valkey. Install `django-idempotency[redis]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+from django.core.checks import CheckMessage, Warning
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from . import KeyValueBackend
+
+__all__ = ["RedisBackend"]
+
+SWAP = """\
+local found = redis.call('GET', KEYS[1])
+if (found or '') == ARGV[1] then
+  if ARGV[2] == '' then
+    redis.call('DEL', KEYS[1])
+  else
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  end
+end
+return found
+"""
+"""An absent value is an empty text here, which no value is."""
+TIMEOUT = 1.0
+"""Seconds for an answer, once more for a second try. redis-py waits five seconds by default, and tries more often."""
+REPLICAS_TIMEOUT = 900
+"""Milliseconds in which the replicas must confirm, less than `TIMEOUT`."""
+
+
+class RedisBackend(KeyValueBackend):
+    """Keeps keys in Redis or Valkey, 6.2 or newer, each by one script of the server.
+
+    Args:
+        url: the address, as redis-py's `from_url` takes it, such as "rediss://user:password@host:6379/0".
+        prefix: begins each name. Projects that share a server need different ones.
+        replicas: the number of replicas that must have each claim and each result before it counts. Without them, a
+            failover can forget the last keys, and their retries run again.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "django-idempotency:", replicas: int = 0) -> None:
+        self.url, self.prefix, self.replicas = url, prefix, replicas
+        self.client = self.connect()
+
+    def connect(self) -> Any:
+        """Return the client of redis-py. Override it for a cluster or for Sentinel, with the same time limits."""
+        limits = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis.from_url(self.url, **limits)
+
+    def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
+        command = (self.prefix + name, old or b"", new or b"", max(1, round(seconds * 1000)))
+        try:
+            return self._swap(*command)
+        except (redis.ConnectionError, redis.TimeoutError):
+            # The first try may have taken effect. Then this one finds `new`, which says so.
+            return self._swap(*command)
+
+    def _swap(self, *command: Any) -> bytes | None:
+        if not self.replicas:
+            return self.client.eval(SWAP, 1, *command)  # type: ignore[no-any-return]
+        pipeline = self.client.pipeline(transaction=False)  # one round trip for both
+        found, confirmed = pipeline.eval(SWAP, 1, *command).wait(self.replicas, REPLICAS_TIMEOUT).execute()
+        _, old, new, _ = command
+        if confirmed < self.replicas and old != new and (found or b"") in (old, new):
+            raise redis.RedisError(f"{confirmed} of {self.replicas} replicas confirmed the change in time")
+        return found  # type: ignore[no-any-return]
+
+    def check(self) -> Iterator[CheckMessage]:
+        memory, persistence = self.client.info("memory"), self.client.info("persistence")
+        if (policy := memory.get("maxmemory_policy")) != "noeviction":
+            yield Warning(
+                f"Redis has maxmemory-policy {policy!r}. Once its memory is full, it drops keys before they expire, "
+                "and their retries run again.",
+                hint="Set maxmemory-policy noeviction: then new keys are refused with 503 instead.",
+                id="django_idempotency.W010",
+            )
+        if not persistence.get("aof_enabled"):
+            yield Warning(
+                "Redis has no append-only file. A restart forgets keys, and their retries run again.",
+                hint="Set appendonly yes; appendfsync always loses nothing, everysec up to a second or two.",
+                id="django_idempotency.W011",
+            )

@@ -1,0 +1,239 @@
+"""This module runs work whose keys are kept in a backend, outside the database.
+
+The claim expires with the lease, by the backend's clock, and the result replaces it. Nothing ties the effect of the
+work to either of them, so the work runs at least once, and for `ttl` seconds a retry finds its result.
+
+# Note [Who holds the key]
+A swap has taken effect if it found what it expected, or already found what it should leave behind: each value has the
+random token of its attempt, so a second try after a lost answer is harmless. A worker whose claim is gone tries once
+more on the empty name, because a lease that has run out with nobody waiting loses nothing. Whoever finds another token
+has been overtaken, and its client gets what a duplicate would get.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from secrets import token_hex
+from typing import Any, NoReturn, TypeVar, cast
+
+from django.conf import settings
+from django.db import connections
+
+from ...exceptions import IdempotencyConfigurationError, LeaseLost
+from ..conf import backend_for
+from ..events import harmless, report
+from ..protocol.digests import Identity
+from ..protocol.error_text import describe
+from ..protocol.outcomes import (
+    Claimed,
+    ClaimOutcome,
+    ClaimRequest,
+    Completed,
+    Conflicted,
+    Finished,
+    Known,
+    Outcome,
+    Refusal,
+    Resource,
+    TooOld,
+    Unavailable,
+    Verdict,
+)
+from ..protocol.stored_key import decide
+from ..stores.values import claim_value, is_of, name_of, read_value, result_value
+from .claiming import has_begun, waited_for
+from .leased import CHANGE
+from .operation import Operation, Work
+
+T = TypeVar("T")
+logger = logging.getLogger("django_idempotency")
+
+
+def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+    """Run the work while this worker's claim stands in the backend.
+
+    Raises:
+        IdempotencyConfigurationError: a transaction is open.
+    """
+    _refuse_transactions(backend)
+    key, end = _Key(backend, wanted), time.monotonic() + wanted.wait
+    claim = key.claim()
+    if wanted.wait and isinstance(claim, Conflicted):
+        claim = waited_for(key.claim, claim, end)
+    if not isinstance(claim, Claimed):
+        return claim
+    key.report("claimed", attempt=1)
+    operation = BackendOperation(wanted.identity, key)
+    try:
+        finished = _run(work, operation)
+    except _Overtaken:
+        return key.look()
+    except BaseException as error:
+        try:
+            key.release()
+        except _Overtaken:
+            if isinstance(error, Exception):
+                return key.look()
+        key.report("released", reason=describe(error), resource=operation.resource)
+        raise
+    try:
+        return key.end(replace(finished, resource=operation.resource))
+    except _Overtaken:
+        return key.look()
+
+
+def _run(work: Work[T], operation: Operation) -> Finished[T]:
+    try:
+        with _warned_about_writes():
+            return work.run(operation)
+    except _Overtaken:
+        raise  # the framework has no answer to this: the client gets what a duplicate would get
+    except Exception as error:
+        answered = work.answer(error)
+        if answered is None:
+            raise
+        return answered if answered.verdict is Verdict.KEEP else replace(answered, reason=describe(error))
+
+
+class _Overtaken(LeaseLost):
+    """Another worker's value stands under the name."""
+
+
+class _Key:
+    """One key in a backend, and this attempt's value. See Note [Who holds the key]."""
+
+    def __init__(self, backend: str, wanted: ClaimRequest) -> None:
+        self.backend, self.wanted = backend_for(backend), wanted
+        self.report = partial(report, identity=wanted.identity, using=None, backend=backend)
+        self.name = name_of(wanted.identity)
+        self.token = token_hex(16)
+        self.value = b""
+
+    def claim(self) -> ClaimOutcome:
+        wanted, of = self.wanted, self.wanted.identity
+        self.value = claim_value(self.token, wanted)
+        too_old = wanted.late is not None and wanted.late(time.time())
+        try:
+            found = self.backend.swap(self.name, None, None if too_old else self.value, wanted.lease or 0)
+            stored = None if found is None or found == self.value else read_value(found)
+        except Exception:  # noqa: BLE001 (whatever a backend raises means that it did not answer)
+            self._log("does not answer. Nothing has run")
+            return Unavailable()
+        if stored is not None:
+            return cast(Known, decide(stored, wanted))
+        return TooOld() if too_old else Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash)
+
+    def look(self) -> Completed | Refusal:
+        """Return what a duplicate would get now."""
+        try:
+            found = self.backend.swap(self.name, None, None, 0)
+            return Conflicted() if found is None else cast(Known, decide(read_value(found), self.wanted))
+        except Exception:  # noqa: BLE001
+            self._log("does not say who has taken over")
+            return Conflicted()
+
+    def end(self, finished: Finished[T]) -> Finished[T]:
+        """Store the result, or free the key. Raises `_Overtaken`."""
+        if finished.verdict is not Verdict.KEEP or finished.snapshot is None:
+            self.release()
+            return finished
+        value = result_value(self.token, self.wanted, finished.resource, finished.snapshot, self.backend.max_bytes)
+        try:
+            self.put(value, self.wanted.ttl)
+        except _Overtaken:
+            raise
+        except Exception:  # noqa: BLE001
+            # An error would make the client send the request again, and the work would run again.
+            self._log("did not store a result. A retry may run the work again")
+            return replace(finished, unstored=True)
+        return finished
+
+    def release(self) -> None:
+        """Free the key, or leave it to its lease. Raises `_Overtaken`."""
+        try:
+            self.put(None, 0)
+        except _Overtaken:
+            raise
+        except Exception:  # noqa: BLE001
+            self._log("did not release a key, which waits for its lease")
+
+    def refer(self, resource: Resource) -> None:
+        self.put(claim_value(self.token, self.wanted, resource), self.wanted.lease or 0)
+
+    def renew(self) -> None:
+        self.put(self.value, self.wanted.lease or 0)
+
+    def put(self, new: bytes | None, seconds: float) -> None:
+        """Replace this attempt's value. Raises `_Overtaken`, and whatever the backend raises."""
+        expected: bytes | None = self.value
+        found = self.backend.swap(self.name, expected, new, seconds)
+        if found is None and new is not None:
+            self.report("claim_lost")
+        if found not in (expected, new) and (found is None or is_of(found, self.token)):
+            expected, found = found, self.backend.swap(self.name, found, new, seconds)
+        if found not in (expected, new):
+            raise _Overtaken("another worker has taken the key over.")
+        self.value = new or b""
+
+    def _log(self, what: str) -> None:
+        with harmless():
+            logger.exception("Backend of idempotency key %s %s.", self.wanted.identity.reference, what)
+
+
+class BackendOperation(Operation):
+    """If the option `backend` is set, the work gets an object of this class. It has no steps, which need the table."""
+
+    def __init__(self, identity: Identity | None, kept: _Key | None = None) -> None:
+        super().__init__(identity)
+        self._at = kept
+
+    def renew(self) -> None:
+        if self._at is not None:
+            self._at.renew()
+
+    def _keep_resource(self, resource: Resource) -> None:
+        if self._at is not None:
+            self._at.refer(resource)
+
+    def _needs_the_table(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise IdempotencyConfigurationError(
+            "call, fetch and write keep their results in the table of keys, and this operation has backend=. Make the "
+            "call directly. For an effect that must not be repeated, leave backend out: leased mode has steps."
+        )
+
+    call = acall = fetch = afetch = write = awrite = _needs_the_table
+
+
+def _refuse_transactions(backend: str) -> None:
+    for connection in connections.all(initialized_only=True):
+        if has_begun(connection):
+            raise IdempotencyConfigurationError(
+                f"backend={backend!r} was reached inside a transaction of database {connection.alias!r}. A key outside "
+                "the database would outlive a rollback, and its retry would be told that all is done. Remove the "
+                "atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
+            )
+
+
+@contextmanager
+def _warned_about_writes() -> Iterator[None]:
+    """With DEBUG, warn about each SQL statement of the work that changes data, which a retry would do again."""
+
+    def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if CHANGE.match(str(sql)):
+            warnings.warn(
+                f"A view with backend= changed data: {str(sql)[:200]!r}. A retry would do it again. Leave backend out.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return execute(sql, params, many, context)
+
+    with ExitStack() as stack:
+        for connection in connections.all() if settings.DEBUG else ():
+            stack.enter_context(connection.execute_wrapper(watch))
+        yield

@@ -1,0 +1,90 @@
+"""What stands under a name in a backend: a claim, or a result.
+
+A value is a format number, the random token of the attempt that wrote it, a line of JSON, and the bytes of the body. No
+two attempts write the same value, so what a swap has found says who holds the key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+
+from ..protocol.digests import Identity, reference_of
+from ..protocol.outcomes import Claimed, ClaimRequest, Resource, Snapshot
+from ..protocol.stored_key import Status, StoredKey
+from .sealing import seal_response, unseal_response
+
+FORMAT = "1"
+"""Begins names and values. A release that writes them in another way counts it up, and never reads the old ones."""
+TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
+"""Where the token stands in a value: 32 hexadecimal digits after the format."""
+
+
+def name_of(identity: Identity) -> str:
+    return f"{FORMAT}:{reference_of(identity.key_hash)}:{reference_of(identity.scope_hash)}"
+
+
+def claim_value(token: str, wanted: ClaimRequest, resource: Resource | None = None) -> bytes:
+    # The backend's clock ends the claim. This time only tells duplicates when to come back.
+    return _value(token, wanted, resource, {"until": time.time() + (wanted.lease or 0)})
+
+
+def result_value(
+    token: str, wanted: ClaimRequest, resource: Resource | None, snapshot: Snapshot, longest: int | None
+) -> bytes:
+    """Return the value with the response, or with a tombstone if it would be longer than `longest` bytes."""
+    of = wanted.identity
+    row = Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash, fingerprint=wanted.fingerprint)
+    headers, body = seal_response(row, snapshot, token)
+    about = {"status_code": snapshot.status_code, "headers": headers, "has_body": body is not None}
+    value = _value(token, wanted, resource, about, body or b"")
+    if longest is None or len(value) <= longest or snapshot.body is None:
+        return value
+    return result_value(token, wanted, resource, snapshot.without_body(), longest)
+
+
+def _value(
+    token: str, wanted: ClaimRequest, resource: Resource | None, about: Mapping[str, object], body: bytes = b""
+) -> bytes:
+    of, fingerprint = wanted.identity, wanted.fingerprint
+    told = {
+        "scope": of.scope,
+        "operation": of.operation,
+        "key": of.key,
+        "fingerprint": None if fingerprint is None else fingerprint.hex(),
+        "resource": resource,
+        **about,
+    }
+    return b"".join((FORMAT.encode(), token.encode(), json.dumps(told).encode(), b"\n", body))
+
+
+def is_of(value: bytes, token: str) -> bool:
+    return value[TOKEN] == token.encode()
+
+
+def read_value(value: bytes) -> StoredKey:
+    """Return what `decide` asks about. Raises `ValueError` for a value that this package did not write."""
+    text, _, body = value.partition(b"\n")
+    if not text.startswith(FORMAT.encode()):
+        raise ValueError(f"the value begins with {value[:40]!r}, which is no format of this release")
+    told, token = json.loads(text[TOKEN.stop :]), text[TOKEN].decode()
+    completed = "status_code" in told
+    return StoredKey(
+        id=0,
+        scope=told["scope"],
+        operation=told["operation"],
+        key=told["key"],
+        fingerprint=None if told["fingerprint"] is None else bytes.fromhex(told["fingerprint"]),
+        status=Status.COMPLETED if completed else Status.IN_PROGRESS,
+        attempt=1,
+        expired=False,  # the backend does not show expired values
+        lapsed=False,
+        unleased=False,
+        lease_left=told.get("until", 0) - time.time(),
+        status_code=told.get("status_code"),
+        headers=told.get("headers"),
+        body=body if told.get("has_body") else None,
+        resource=None if told["resource"] is None else tuple(told["resource"]),
+        response=lambda stored, of: unseal_response(stored, of, token),
+    )

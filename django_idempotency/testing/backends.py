@@ -1,0 +1,17 @@
+"""Keys in the memory of the test process."""
+
+from __future__ import annotations
+
+from ..backends.memory import MemoryBackend
+from ..engine.conf import backend_for, get_settings
+
+
+def clear_backends() -> None:
+    """Forget the keys of each `MemoryBackend` in `BACKENDS`, which the rollback of a `TestCase` does not reach.
+
+    Call it before each test, in a fixture or in `setUp`. Other backends are left alone.
+    """
+    for name in get_settings().backends or {}:
+        backend = backend_for(name)
+        if isinstance(backend, MemoryBackend):
+            backend.clear()

@@ -1,0 +1,87 @@
+"""System checks of keys outside the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage
+
+from django_idempotency.backends.memory import MemoryBackend
+from django_idempotency.checks import check_project, check_servers
+from tests.backends import CREDENTIALS, MEMORY, configured, free_port, in_redis, redis_server
+
+pytestmark = pytest.mark.django_db
+
+
+class Silent(MemoryBackend):
+    def check(self) -> Any:
+        raise TimeoutError("no answer")
+
+
+def told(check: Callable[..., list[CheckMessage]]) -> list[tuple[str, str]]:
+    """Id and first sentence, of the messages about backends."""
+    found = [(message.id or "", message.msg) for message in check(None)]
+    about = ("E015", "E016", "W010", "W011", "W012", "W013")
+    return [
+        (id_.removeprefix("django_idempotency."), msg.partition(". ")[0]) for id_, msg in found if id_[-4:] in about
+    ]
+
+
+def test_e015_a_wrong_entry(settings: Any) -> None:
+    """Also of a backend that no view has asked for yet. The server is not asked."""
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": {"BACKEND": "shop.Nowhere"}}}
+    place = "IDEMPOTENCY['BACKENDS']['events']"
+    assert told(check_project) == [("E015", f"{place}: 'shop.Nowhere' cannot be imported: No module named 'shop'.")]
+    assert told(check_servers) == []
+
+
+def test_e016_a_backend_that_does_not_answer(settings: Any) -> None:
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": {"BACKEND": f"{__name__}.Silent"}}}
+    assert told(check_servers) == [("E016", "backend 'events' does not answer: no answer")]
+
+
+def test_w010_and_w011_a_redis_that_forgets(settings: Any) -> None:
+    """As Debian installs it, and with a cache's eviction."""
+    with redis_server("--maxmemory-policy", "allkeys-lru") as (url, _):
+        settings.IDEMPOTENCY = {"BACKENDS": {"events": in_redis(url)}}
+        assert told(check_servers) == [
+            ("W010", "Redis has maxmemory-policy 'allkeys-lru'"),
+            ("W011", "Redis has no append-only file"),
+        ]
+
+
+def test_a_durable_redis_is_silent(settings: Any) -> None:
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": configured("redis")}}
+    assert told(check_servers) == []
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_w012_keys_in_memory_outside_debug(debug: bool, settings: Any) -> None:
+    settings.DEBUG = debug
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": MEMORY}}
+    lost = ("W012", "Keys in the memory of a process are lost with it, and another process does not see them: its")
+    assert [(id_, msg[:88]) for id_, msg in told(check_servers)] == ([] if debug else [(lost[0], lost[1][:88])])
+
+
+def test_w013_a_table_that_keeps_expired_keys(settings: Any) -> None:
+    import boto3
+
+    entry = configured("moto")
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
+    kept = "The table 'keys' has no Time to Live on the attribute 'expires', so it keeps expired keys."
+    assert told(check_servers) == [("W013", kept)]
+    client = boto3.client("dynamodb", endpoint_url=entry["OPTIONS"]["endpoint_url"], **CREDENTIALS)
+    switch = {"TableName": "keys", "TimeToLiveSpecification": {"Enabled": True, "AttributeName": "expires"}}
+    client.update_time_to_live(**switch)
+    assert told(check_servers) == []
+    switch["TimeToLiveSpecification"]["Enabled"] = False  # type: ignore[index]
+    client.update_time_to_live(**switch)
+
+
+def test_nobody_listens(settings: Any) -> None:
+    """An address without a server is an error of the check, too."""
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": in_redis(f"redis://127.0.0.1:{free_port()}")}}
+    ((id_, msg),) = told(check_servers)
+    assert (id_, msg.startswith("backend 'events' does not answer: Error 111")) == ("E016", True)

@@ -1,0 +1,271 @@
+"""Keys in a backend: what fails, and what follows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+
+from django_idempotency import (
+    get_operation,
+)
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.protocol.outcomes import ClaimRequest
+from django_idempotency.engine.stores.values import claim_value, name_of
+from tests.backends import FaultyBackend, evict, no_answer
+from tests.elsewhere import NAME, OPTIONS, RUNS, events, faulty_backend, posting, publish  # noqa: F401 (a fixture)
+from tests.heard import heard
+from tests.http import problem, replayed, same
+
+# --- the normal case
+
+
+def test_two_round_trips_for_a_first_request_and_one_for_a_replay() -> None:
+    send = posting()
+    swaps = []
+    for _ in range(2):
+        before = FaultyBackend.swaps
+        send()
+        swaps.append(FaultyBackend.swaps - before)
+    assert swaps == [2, 1]
+
+
+def test_events_name_the_backend() -> None:
+    """And no alias."""
+    send = posting()
+    with heard() as told:
+        send()
+        send()
+        send(b'{"a": 1}')
+    assert events(told) == ["claimed", "completed", "replayed", "mismatched"]
+    assert {(one["using"], one["backend"], one["identity"].key) for one in told} == {(None, "events", "k")}
+    assert told[0]["attempt"] == 1
+
+
+def test_a_refused_key_names_the_backend() -> None:
+    with heard() as told:
+        assert posting()(key="").status_code == 400
+    assert [(one["event"], one["using"], one["backend"]) for one in told] == [("invalid", None, "events")]
+
+
+def test_a_duplicate_of_a_running_request_is_a_conflict() -> None:
+    """With what is left of the lease, and with what the first one refers to."""
+    met: list[Any] = []
+
+    def view(request: Any) -> HttpResponse:
+        get_operation(request).refer_to("event", 7)
+        met.append(send())
+        get_operation(request).renew()
+        return publish(request)
+
+    send = posting(view)
+    assert (send().status_code, len(RUNS)) == (201, 1)
+    body = json.loads(met[0].content)
+    assert (met[0].status_code, body["code"], body["resource"]) == (409, "in-progress", {"type": "event", "id": "7"})
+    assert 28 <= int(met[0].headers["Retry-After"]) <= 30
+
+
+def test_a_duplicate_waits(in_threads: Any) -> None:
+    """Until the first request has ended, and gets its response."""
+    send = posting(wait=20)
+    sent = in_threads(4, lambda number: send())
+    assert (sorted(map(str, map(replayed, sent))), len(RUNS)) == (["false", "true", "true", "true"], 1)
+
+
+def test_the_reference_and_headers_are_replayed() -> None:
+    def view(request: Any) -> HttpResponse:
+        get_operation(request).refer_to("event", 7)
+        return HttpResponse(b"\x00\xff\n", status=202, reason="Taken", headers={"X-Queue": "tea"}, content_type="x/y")
+
+    send = posting(view)
+    with heard("completed", "replayed") as told:
+        first, second = send(), send()
+    assert (same(first, second), second.reason_phrase, replayed(second)) == (True, "Taken", "true")
+    assert [one["resource"] for one in told] == [("event", "7")] * 2
+
+
+def test_values_of_another_caller_are_never_replayed(backend: FaultyBackend) -> None:
+    """Even if they stood under the same name: scope, operation and key are compared."""
+    posting()()
+    other = name_of(identify(scope="s", operation="publish", key="other"))
+    backend._kept[other] = backend._kept[NAME]
+    assert problem(posting()(key="other"))["code"] == "already-used"
+
+
+def test_a_late_key_is_refused_unless_it_is_known() -> None:
+    """By this machine's clock, and without a claim."""
+    old = "018bcfe5-6800-7000-8000-000000000000"  # of November 2023
+    assert problem(posting(late_keys="refuse")(key=old))["code"] == "key-too-old"
+    posting()(key=old)
+    assert (replayed(posting(late_keys="refuse")(key=old)), len(RUNS)) == ("true", 1)
+
+
+def test_a_response_that_is_too_long_leaves_a_tombstone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a backend with a limit of its own, such as DynamoDB's 400 KB."""
+    monkeypatch.setattr(FaultyBackend, "max_bytes", 1000)
+    send = posting(lambda request: HttpResponse(b"x" * 900, status=201, headers={"Location": "/events/1"}))
+    first, second = send(), send()
+    assert (len(first.content), problem(second)["code"]) == (900, "response-not-stored")
+    assert second.headers["Location"] == "/events/1"
+
+
+# --- the backend does not answer
+
+
+def test_a_claim_without_an_answer_runs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """503, to come back."""
+    FaultyBackend.plan = {0: no_answer}
+    send = posting()
+    with heard() as told:
+        refused = send()
+    assert (refused.status_code, refused.headers["Retry-After"], RUNS) == (503, "1", [])
+    assert (problem(refused)["code"], events(told)) == ("busy", ["busy"])
+    assert "does not answer. Nothing has run" in caplog.text
+    assert send().status_code == 201
+
+
+def test_a_claim_that_took_effect_unheard_waits_for_its_lease() -> None:
+    """So a lease is short here."""
+    FaultyBackend.after = {0: no_answer}
+    send = posting()
+    assert ([send().status_code, send().status_code], RUNS) == ([503, 409], [])
+
+
+def test_a_foreign_value_runs_nothing(backend: FaultyBackend) -> None:
+    """It is in no format of this release."""
+    backend.swap(NAME, None, b"2 of tomorrow", 60)
+    assert (posting()().status_code, RUNS) == (503, [])
+
+
+def test_a_result_that_cannot_be_stored_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+    """An error would make the client send again, and the work would run again."""
+    FaultyBackend.plan = {1: no_answer}
+    send = posting()
+    with heard() as told:
+        answer = send()
+    assert (answer.status_code, replayed(answer), events(told)) == (201, "false", ["claimed", "unstored"])
+    assert [record.levelno for record in caplog.records if getattr(record, "event", "") == "unstored"] == [
+        logging.ERROR
+    ]
+    assert "A retry may run the work again" in caplog.text
+    assert send().status_code == 409
+
+
+def test_a_result_that_was_stored_unheard_is_replayed() -> None:
+    FaultyBackend.after = {1: no_answer}
+    send = posting()
+    assert [replayed(send()), replayed(send()), len(RUNS)] == ["false", "true", 1]
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_key_that_cannot_be_freed_waits_for_its_lease(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    FaultyBackend.plan = {1: no_answer}
+    send = posting(lambda request: HttpResponse(status=status))
+    assert [send().status_code, send().status_code] == [status, 409]
+    assert "waits for its lease" in caplog.text
+
+
+def test_a_reference_that_was_stored_unheard_does_not_lose_the_key() -> None:
+    """The value under the name is of the same token, whatever else is in it."""
+    FaultyBackend.after = {1: no_answer}
+
+    def view(request: Any) -> HttpResponse:
+        with pytest.raises(TimeoutError):
+            get_operation(request).refer_to("event", 7)
+        return publish(request)
+
+    send = posting(view)
+    with heard("claim_lost") as told:
+        assert [replayed(send()), replayed(send())] == ["false", "true"]
+    assert (told, len(RUNS)) == ([], 1)
+
+
+# --- the claim is gone
+
+
+def test_a_claim_that_was_evicted_loses_nothing_if_nobody_came() -> None:
+    """The result is stored, and somebody is told."""
+    FaultyBackend.plan = {1: evict}
+    send = posting()
+    with heard() as told:
+        assert [replayed(send()), replayed(send())] == ["false", "true"]
+    assert events(told) == ["claimed", "claim_lost", "completed", "replayed"]
+
+
+def overtaken(backend: FaultyBackend, end: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A view whose claim is evicted; a duplicate runs to its end; then the late worker goes on with `end`."""
+
+    def view(request: Any) -> Any:
+        if RUNS:
+            return publish(request)
+        RUNS.append("late")
+        evict(backend, NAME)
+        posting()()
+        return end(request)
+
+    return view
+
+
+def raising(error: BaseException) -> Callable[[Any], Any]:
+    def end(request: Any) -> Any:
+        raise error
+
+    return end
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda request: HttpResponse("late", status=201),
+        lambda request: HttpResponse(status=500),
+        raising(ZeroDivisionError("bug")),
+        lambda request: get_operation(request).renew(),
+    ],
+    ids=["final", "not final", "raises", "renews"],
+)
+def test_a_late_worker_gets_the_winners_result(backend: FaultyBackend, end: Any) -> None:
+    """However it ends. Nothing of its own is stored."""
+    send = posting(overtaken(backend, end))
+    answer = send()
+    assert (answer.content, replayed(answer)) == (b"event 2", "true")
+    assert (send().content, len(RUNS)) == (b"event 2", 2)
+
+
+def test_a_late_worker_gets_a_conflict_while_the_winner_runs(backend: FaultyBackend) -> None:
+    wanted = ClaimRequest(identity=identify(scope="s", operation="publish", key="k"), fingerprint=None, ttl=60, lease=9)
+
+    def view(request: Any) -> HttpResponse:
+        evict(backend, NAME)
+        backend.swap(NAME, None, claim_value("f" * 32, wanted), 9)
+        return publish(request)
+
+    with heard() as told:
+        answer = posting(view)()
+    assert (answer.status_code, problem(answer)["code"], answer.headers["Retry-After"]) == (409, "in-progress", "9")
+    assert events(told) == ["claimed", "conflicted"]
+
+
+@pytest.mark.parametrize("ending", ["freed", "silent"])
+def test_a_late_worker_whose_winner_is_gone_gets_a_conflict(backend: FaultyBackend, ending: str) -> None:
+    """The winner freed the key in between, or the backend does not say."""
+
+    def view(request: Any) -> Any:
+        evict(backend, NAME)
+        backend.swap(NAME, None, b"1" + b"f" * 32 + b"{}\n", 60)
+        if ending == "freed":
+            FaultyBackend.plan = {FaultyBackend.swaps + 1: evict}
+        else:
+            FaultyBackend.plan = {FaultyBackend.swaps + 1: no_answer}
+        return publish(request)
+
+    assert (posting(view)().status_code, len(RUNS)) == (409, 1)
+
+
+def test_a_cancelled_late_worker_stays_cancelled(backend: FaultyBackend) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        posting(overtaken(backend, raising(KeyboardInterrupt())))()
+    assert posting()().content == b"event 2"
