@@ -30,7 +30,9 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 def facts(options: Options) -> dict[str, str]:
     """Return a dict with the facts that a client must know. The dict maps the name of each fact to a text."""
+    promise = f"A request runs at least once. Its key is in {options.backend!r}, and while it is there, no retry runs."
     return {
+        **({} if options.backend is None else {"Promise": promise}),
         "Key": key_format(options),
         "Unique for": uniqueness(options),
         "Compared with the first request": comparison(options),

@@ -53,6 +53,8 @@ FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
     ("IdempotencyRequestsFail", {}, {"error": 1}),
     ("IdempotencyKeysFlood", {"busiest_caller": 1001}, {}),
     (None, {"busiest_caller": 1000}, {}),
+    ("IdempotencyResultsUnstored", {}, {"unstored": 1}),
+    ("IdempotencyResultsUnstored", {}, {"claim_lost": 1}),
 ]
 """Which alert fires: by gauges (None: missing), or by the outcomes of a minute that differ from `STEADY`."""
 FIRES = 'count by (alertname) (ALERTS{alertstate="firing"})'

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import io
+from types import ModuleType
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.urls import path
+from prometheus_client import CollectorRegistry
 
-from django_idempotency import IdempotencyConfigurationError, get_operation
+from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation, idempotent, metrics
 from django_idempotency.backends import KeyValueBackend
+from django_idempotency.endpoints.specification import facts
+from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.digests import kept_scope
 from django_idempotency.maintenance import KeyInBackend, find_in_backend, forget
-from django_idempotency.testing import clear_backends
+from django_idempotency.signals import key_event
+from django_idempotency.testing import assert_idempotent, clear_backends
 from tests.backends import MEMORY
-from tests.elsewhere import RUNS, faulty_backend, posting, publish  # noqa: F401 (a fixture)
+from tests.elsewhere import OPTIONS, RUNS, faulty_backend, posting, publish  # noqa: F401 (a fixture)
 from tests.http import replayed
 
 KEY = {"scope": "s", "operation": "publish", "key": "k"}
@@ -98,3 +104,30 @@ def test_tests_forget_the_memory(settings: Any) -> None:
     posting()()
     clear_backends()
     assert (replayed(posting()()), replayed(posting()())) == ("false", "true")
+
+
+def test_an_endpoint_is_proved(settings: Any, client: Any) -> None:
+    """Without a row and without a database; the metrics count by the name of the operation."""
+    urls: Any = ModuleType("urls_of_backends")
+    urls.urlpatterns = [path("publish", idempotent(**OPTIONS)(publish))]
+    settings.ROOT_URLCONF = urls
+    registry = CollectorRegistry()
+    before = list(key_event.receivers)
+    try:
+        metrics.install(registry=registry)
+        assert_idempotent(client, "/publish", {"a": 1}, creates=lambda: len(RUNS), backend="events")
+    finally:
+        key_event.receivers = before
+        key_event.sender_receivers_cache.clear()
+    counted = {"operation": "publish", "outcome": "completed"}
+    assert registry.get_sample_value("idempotency_key_outcomes_total", counted) == 1
+
+
+def test_clients_are_told_the_promise() -> None:
+    """In the list for clients, and in OpenAPI, whose schemas have the same facts."""
+    told = facts(resolve(Idempotency(backend="events", lease=30)))
+    assert next(iter(told.items())) == (
+        "Promise",
+        "A request runs at least once. Its key is in 'events', and while it is there, no retry runs.",
+    )
+    assert "Promise" not in facts(resolve())

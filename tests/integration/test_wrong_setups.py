@@ -124,7 +124,7 @@ def answer(request):
     return HttpResponse(status=201)
 view = idempotent(operation="o")(answer)
 view(RequestFactory().post("/", headers={"Idempotency-Key": "k"}, content_type="application/json"))
-unwanted = ("rest_framework", "drf_spectacular", "ninja", "prometheus_client", "psycopg", "MySQLdb",
+unwanted = ("rest_framework", "drf_spectacular", "ninja", "prometheus_client", "redis", "boto3", "psycopg", "MySQLdb",
             "django.contrib.admin", "django_idempotency.admin", "django_idempotency.testing",
             "django_idempotency.rest_framework", "django_idempotency.ninja", "django_idempotency.metrics")
 print([name for name in unwanted if name in sys.modules])
