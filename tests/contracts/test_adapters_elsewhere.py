@@ -16,15 +16,16 @@ from django_idempotency.endpoints import list_endpoints
 from tests.backends import KINDS, configured
 from tests.contracts.adapters import Adapter, Answer, Function, Once, Refusal, all_adapters, code, marks
 
+pytestmark = pytest.mark.only_on("postgresql")  # they ask no database, so one has them
 RUNS: list[int] = []
 
 
-def placed(able: Any = lambda adapter: True) -> Any:
-    """A fixture: the adapters that can, with their keys in memory and in Redis; some of them in each other store."""
+def placed(able: Any = lambda adapter: True, everywhere: bool = False) -> Any:
+    """A fixture: the adapters that can, with their keys in memory; or everywhere: in Redis, too, and some elsewhere."""
     few = (Function, Once)
     places = [
         pytest.param((kind, adapter), id=f"{kind}-{type(adapter).__name__}")
-        for kind in KINDS
+        for kind in (KINDS if everywhere else ("memory",))
         for adapter in all_adapters()
         if able(adapter) and (kind in ("memory", "redis") or type(adapter) in few)
     ]
@@ -40,7 +41,7 @@ def placed(able: Any = lambda adapter: True) -> Any:
     return serving
 
 
-adapter = placed()
+adapter = placed(everywhere=True)
 http = placed(lambda adapter: adapter.http)
 answering = placed(lambda adapter: adapter.answers_exceptions)
 

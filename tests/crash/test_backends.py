@@ -35,6 +35,7 @@ ROUNDS = int(os.environ.get("BACKEND_ROUNDS", "2"))
 DUPLICATES, WORKERS = 50, 4
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 pytestmark = [
+    pytest.mark.only_on("postgresql"),  # they ask no database, so one has them
     pytest.mark.skipif(missing() != "", reason=f"NOT RUN: {missing()}"),
     pytest.mark.timeout(120 + 10 * ROUNDS),
 ]

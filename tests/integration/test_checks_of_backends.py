@@ -66,9 +66,9 @@ def test_w012_keys_in_memory_outside_debug(debug: bool, settings: Any) -> None:
 
 
 def test_w013_a_table_that_keeps_expired_keys(settings: Any) -> None:
+    entry = configured("moto")
     import boto3
 
-    entry = configured("moto")
     settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
     kept = "The table 'keys' has no Time to Live on the attribute 'expires', so it keeps expired keys."
     assert told(check_servers) == [("W013", kept)]

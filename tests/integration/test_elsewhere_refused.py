@@ -100,8 +100,9 @@ def test_the_transaction_of_a_test_case_is_not_the_callers() -> None:
 
 @pytest.mark.django_db
 def test_with_debug_a_write_is_warned_about(settings: Any) -> None:
-    """A retry would do it again."""
+    """A retry would do it again. Reading is harmless."""
     settings.DEBUG = True
+    posting(lambda request: HttpResponse(Order.objects.count()))(key="reads")
     with pytest.warns(RuntimeWarning, match=r"^A view with backend= changed data: 'INSERT INTO"):
         posting(lambda request: HttpResponse(Order.objects.create().pk))()
 

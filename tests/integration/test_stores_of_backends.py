@@ -1,0 +1,68 @@
+"""What each store does beside the contract of backends: ../contracts/test_backends.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from django_idempotency.backends import KeyValueBackend
+from django_idempotency.backends.memory import MemoryBackend
+from django_idempotency.backends.redis import RedisBackend
+from tests.backends import configured, free_port, redis_server
+
+
+def test_redis_is_asked_twice() -> None:
+    """Then the error is the caller's."""
+    asked: list[Any] = []
+
+    class Counted(RedisBackend):
+        def _swap(self, *command: Any) -> bytes | None:
+            asked.append(command)
+            return super()._swap(*command)
+
+    with pytest.raises(redis.ConnectionError):
+        Counted(f"redis://127.0.0.1:{free_port()}").swap("name", None, b"1", 30)
+    assert asked == [("django-idempotency:name", b"", b"1", 30000)] * 2
+
+
+def test_redis_waits_for_replicas_of_a_change_only() -> None:
+    """Without the replica, what is only read is still an answer."""
+    with redis_server() as (url, _):
+        alone, safe = RedisBackend(url, prefix="a:"), RedisBackend(url, prefix="a:", replicas=1)
+        alone.swap("known", None, b"1 known", 30)
+        assert (safe.swap("known", None, b"1 rival", 30), safe.swap("none", None, None, 0)) == (b"1 known", None)
+        with pytest.raises(redis.RedisError, match=r"^0 of 1 replicas confirmed the change in time$"):
+            safe.swap("new", None, b"1 new", 30)
+
+
+def test_prefixes_keep_projects_apart() -> None:
+    url = configured("redis")["OPTIONS"]["url"]
+    shop, bank = RedisBackend(url, prefix="shop:"), RedisBackend(url, prefix="bank:")
+    shop.swap("apart", None, b"1 shop", 30)
+    assert (bank.swap("apart", None, None, 0), shop.client.get("shop:apart")) == (None, b"1 shop")
+
+
+def test_an_error_of_dynamodb_propagates() -> None:
+    """Such as that of a table that does not exist."""
+    options = {**configured("moto")["OPTIONS"], "table": "nowhere"}
+    from botocore.exceptions import ClientError
+
+    from django_idempotency.backends.dynamodb import DynamoDBBackend
+
+    with pytest.raises(ClientError, match="ResourceNotFoundException"):
+        DynamoDBBackend(**options).swap("name", None, b"1", 30)
+
+
+def test_memory_does_not_grow_for_ever() -> None:
+    """What has expired goes with the next write."""
+    backend = MemoryBackend()
+    for number in range(100):
+        backend.swap(str(number), None, b"1", -1)
+    backend.swap("last", None, b"1", 30)
+    assert list(backend._kept) == ["last"]
+
+
+def test_a_backend_need_not_check_anything() -> None:
+    assert list(KeyValueBackend().check()) == []
