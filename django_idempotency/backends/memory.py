@@ -14,12 +14,17 @@ from . import KeyValueBackend
 __all__ = ["MemoryBackend"]
 
 
+CROWDED = 1000
+"""With so many keys, and whenever their number has doubled, the expired ones are dropped."""
+
+
 class MemoryBackend(KeyValueBackend):
     """Keeps keys in this process, and forgets them with it. Two processes do not see each other's keys."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: dict[str, tuple[bytes, float]] = {}
+        self._crowded = CROWDED
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         with self._lock:
@@ -28,7 +33,9 @@ class MemoryBackend(KeyValueBackend):
             if expires <= now:
                 found = None
             if found == old and new is not None:
-                self._kept = {kept: value for kept, value in self._kept.items() if value[1] > now}
+                if len(self._kept) >= self._crowded:
+                    self._kept = {kept: value for kept, value in self._kept.items() if value[1] > now}
+                    self._crowded = max(CROWDED, 2 * len(self._kept))
                 self._kept[name] = new, now + seconds
             elif found == old:
                 self._kept.pop(name, None)
