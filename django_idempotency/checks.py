@@ -167,7 +167,8 @@ def check_urls() -> Iterator[CheckMessage]:
             hint='Leave ttl out, which means 30 days, or pass late_keys="refuse".',
             id="django_idempotency.W009",
         )
-    for view in sorted({view for view, options in _declared()[0] if options.lease and options.operation is None}):
+    leased = ((view, options.operation) for view, options in _declared()[0] if options.policy and not options.backend)
+    for view in sorted({view for view, operation in leased if operation is None}):
         yield Warning(
             f"{view} has a lease and no operation=. If its route is renamed, a retry runs again under the new name, "
             "with another derived key: the customer is charged twice.",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage
+from django.urls import clear_url_caches, path
 
+from django_idempotency import idempotent
 from django_idempotency.backends.memory import MemoryBackend
-from django_idempotency.checks import check_project, check_servers
+from django_idempotency.checks import check_project, check_servers, check_urls
 from tests.backends import CREDENTIALS, MEMORY, configured, free_port, in_redis, redis_server
 
 pytestmark = pytest.mark.django_db
@@ -85,3 +88,15 @@ def test_nobody_listens(settings: Any) -> None:
     settings.IDEMPOTENCY = {"BACKENDS": {"events": in_redis(f"redis://127.0.0.1:{free_port()}")}}
     ((id_, msg),) = told(check_servers)
     assert (id_, msg.startswith("backend 'events' does not answer: Error 111")) == ("E016", True)
+
+
+def test_leased_views_are_warned_of_charges_and_these_are_not(settings: Any) -> None:
+    """W009 and W015 are about derived keys at a gateway. The alias of such a view is not checked either."""
+    urls: Any = ModuleType("urls_of_backends")
+    urls.urlpatterns = [path("publish", idempotent(backend="events", lease=30)(lambda request: None))]
+    settings.ROOT_URLCONF = urls
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": MEMORY}}
+    assert [message.id for message in check_urls()] == []
+    urls.urlpatterns = [path("publish", idempotent(lease=30, ttl=60)(lambda request: None))]
+    clear_url_caches()
+    assert [message.id for message in check_urls()] == ["django_idempotency.W009", "django_idempotency.W015"]

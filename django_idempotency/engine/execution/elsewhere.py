@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from django.conf import settings
 from django.db import connections
 
-from ...exceptions import IdempotencyConfigurationError, LeaseLost
+from ...exceptions import IdempotencyConfigurationError, LeaseLost, NotDecryptable
 from ..conf import backend_for
 from ..events import harmless, report
 from ..protocol.digests import Identity
@@ -126,7 +126,11 @@ class _Key:
             self._log("does not answer. Nothing has run")
             return Unavailable()
         if stored is not None:
-            return cast(Known, decide(stored, wanted))
+            try:
+                return cast(Known, decide(stored, wanted))
+            except NotDecryptable as error:
+                self.report("error", reason=describe(error))
+                raise
         return TooOld() if too_old else Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash)
 
     def look(self) -> Completed | Refusal:

@@ -13,6 +13,7 @@ from django_idempotency import (
 from django_idempotency.engine.conf import backend_for
 from tests.backends import FaultyBackend
 from tests.elsewhere import NAME, OPTIONS, RUNS, events, faulty_backend, posting, publish  # noqa: F401 (a fixture)
+from tests.heard import heard
 from tests.http import same
 
 
@@ -41,6 +42,6 @@ def test_a_wrong_encryption_key_refuses_the_key(settings: Any) -> None:
             posting()()
             kept = backend._kept
     backend._kept = kept
-    with pytest.raises(NotDecryptable):
+    with heard("error") as told, pytest.raises(NotDecryptable):
         posting()()
-    assert (len(RUNS), NAME in kept) == (1, True)
+    assert (len(RUNS), NAME in kept, len(told)) == (1, True, 1)
