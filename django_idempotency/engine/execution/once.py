@@ -83,7 +83,7 @@ def run_once(
         key: 1 to 255 visible ASCII characters, an int or a UUID, such as the id of an event.
         payload: bytes or JSON. If the key was used before with another payload, `PayloadMismatch` is raised.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
-            `using`.
+            `using`, `backend`.
 
     Returns:
         The result of the work, new or replayed.
@@ -95,6 +95,7 @@ def run_once(
         StoreBusy: the database did not answer in time, or cannot be reached or written to; or `PAUSED` is on.
         InvalidKey: the key cannot be used (a ValueError).
         ResultNotStorable: the result is neither JSON nor a saved model instance.
+        ResultLost: the work ran earlier, and its result was too long for the `backend`.
         IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
