@@ -1,4 +1,6 @@
-"""The list of keys as CSV, as it is filtered: for a ticket, or to compare it with the books of the other side."""
+"""The list of keys as CSV, as it is filtered: for a ticket, or to be compared with the books of the other side, and to
+be filled in and read back by `resolve_idempotency_keys`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 
-from ..engine.protocol.error_text import without_controls
+from ..maintenance.sheet import TO_FILL, cell
 from . import overview
 from .links import show, shown
 from .timeline import sent_keys
@@ -27,8 +29,6 @@ COLUMNS = (
     "claimed",
     "changed",
 )
-FORMULA = ("=", "+", "-", "@")
-"""A spreadsheet runs a cell that begins with one of these."""
 
 
 def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -43,7 +43,7 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="idempotency-keys.csv"'
     writer = csv.writer(response)
-    writer.writerow((*COLUMNS, "in doubt", "derived keys", "ended"))
+    writer.writerow((*TO_FILL, *COLUMNS, "in doubt", "derived keys", "ended"))
     for row in rows:
         key = shown(row)
         resource = f"{row.resource_type} {row.resource_id}" if row.resource_id else ""
@@ -56,10 +56,5 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
             row.updated_at.isoformat(),
         )
         steps = (", ".join(key.in_doubt), ", ".join(sent_keys(key)), ", ".join(key.finished))
-        writer.writerow(map(_cell, (*about, *at, *steps)))
+        writer.writerow(map(cell, (*[""] * len(TO_FILL), *about, *at, *steps)))
     return response
-
-
-def _cell(value: Any) -> str:
-    text = without_controls(str(value))
-    return f"'{text}" if text.startswith(FORMULA) else text

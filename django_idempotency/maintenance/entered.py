@@ -35,6 +35,15 @@ def answer_of(status: int, content_type: str, body: str) -> Snapshot:
     return Snapshot(status_code=status, headers=headers, body=body.encode())
 
 
+def entered_answer(status: int, body: str) -> Snapshot:
+    """Return a response whose content type a person has left out: JSON if the body begins like JSON, and else text.
+
+    Raises `ValueError` if the body begins like JSON but is not valid JSON.
+    """
+    is_json = body.lstrip().startswith(("{", "[", '"'))
+    return answer_of(status, "application/json" if is_json else "text/plain; charset=utf-8", body)
+
+
 def result_of(
     value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:

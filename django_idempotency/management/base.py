@@ -53,7 +53,7 @@ class IdempotencyCommand(BaseCommand):
             return super().execute(*args, **options)
         except DatabaseError as error:
             raise CommandError(first_line(error)) from error
-        except (IdempotencyError, ImportError, ValueError) as error:
+        except (IdempotencyError, ImportError, OSError, ValueError) as error:
             raise CommandError(str(error)) from error
         finally:
             self._clear()

@@ -75,7 +75,7 @@ def test_resolve() -> None:
 
 
 def test_recover(client: Any) -> None:
-    """Below the line of each key. An error begins a line of its own."""
+    """Below the line of each key, also of one that is done now. An error begins a line of its own."""
     GATEWAY.reset()
     GATEWAY.after = breaks
     for key in ("a", "b"):
@@ -86,5 +86,6 @@ def test_recover(client: Any) -> None:
     with pytest.raises(CommandError):
         call_command("recover_idempotency_keys", "--older-than=0", stdout=out)
     shown = re.sub(r"[\d,]+ a second", "R", out.getvalue())
+    assert shown.count("POST pay/reconcile: completed, ") == 1
     assert re.findall(r"\d of \d keys, R", shown) == ["1 of 2 keys, R", "2 of 2 keys, R"]
     assert "\r\x1b[KCompleted 1 idempotency key. Need attention: 1." in shown

@@ -42,23 +42,28 @@ def failing(*args: str) -> tuple[str, int]:
 
 
 def test_nothing_is_left() -> None:
-    """Exit status 0: a line for each key, and one for cron's mail."""
+    """Exit status 0, and one line for cron's mail. `--verbosity 2` has a line for each key."""
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
-    assert run() == (
-        f"{row().reference} POST pay/reconcile: completed, reconcile has answered 201.\n"
-        "Completed 1 idempotency key. Need attention: 0.\n"
-    )
+    done, before = "Completed 1 idempotency key. Need attention: 0.\n", row()
+    assert run() == done
+    before.save()
+    line = f"{before.reference} POST pay/reconcile: completed, reconcile has answered 201.\n"
+    assert run(verbosity=2) == line + done
     assert run() == "Completed 0 idempotency keys. Need attention: 0.\n"
     assert run(verbosity=0) == ""
 
 
 def test_reconcile_does_not_know_yet() -> None:
-    """Exit status 3 for None; 1 for an exception or a 503, which is no end. The next run asks again."""
+    """Exit status 3 for None; 1 for an exception or a 503, which is no end. Cron's mail names the key. The next run
+    asks again."""
     HOOKS["reconcile"] = lambda operation: None
     text, status = failing("--older-than=0")
-    assert (text.splitlines()[-1], status) == ("Completed 0 idempotency keys. Need attention: 1.", 3)
+    left, last = text.splitlines()
+    assert (last, status) == ("Completed 0 idempotency keys. Need attention: 1.", 3)
+    assert left.startswith(f"{row().reference} POST pay/reconcile: left, reconcile has left the key to the next retry")
     HOOKS["reconcile"] = breaks
-    assert failing("--older-than=0")[1] == 1
+    text, status = failing("--older-than=0")
+    assert (text.startswith(f"{row().reference} POST pay/reconcile: failed, reconcile raised "), status) == (True, 1)
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=503)
     assert failing("--older-than=0")[1] == 1
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=402)

@@ -14,9 +14,10 @@ from ..base import DatabasesCommand, counted, several
 class Command(DatabasesCommand):
     help = (
         "Call reconcile for each idempotency key that needs attention, because perhaps the client never sends a retry. "
-        "Run the command with cron. It prints a line for each key. The exit status is 0 if no key needs attention, 3 "
-        "if keys do, also younger ones than --older-than, 1 if the command or reconcile has failed, and 128 plus the "
-        "number of a signal that ended the run."
+        "Run the command with cron. Without a terminal, it prints one line, and one for each key that is left or whose "
+        "reconcile has failed; with a terminal or --verbosity 2, one for each key. The exit status is 0 if no key "
+        "needs attention, 3 if keys do, also younger ones than --older-than, 1 if the command or reconcile has failed, "
+        "and 128 plus the number of a signal that ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -38,7 +39,8 @@ class Command(DatabasesCommand):
         def progress(asked: Asked) -> None:
             nonlocal done
             done += asked.keys
-            if options["verbosity"]:
+            settled = asked.outcome in ("completed", "passed") and not self.stdout.isatty()
+            if options["verbosity"] > settled:
                 self.say(f"{name}{asked}")
                 self.show(done, total, name)
 

@@ -14,11 +14,12 @@ from ...engine.protocol.outcomes import Snapshot
 from ...engine.stores import alias_for, store_for
 from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, IN_DOUBT, NEEDS_ATTENTION
-from ...exceptions import NotDecryptable
-from ...maintenance.entered import answer_of
+from ...exceptions import NotDecryptable, NotResolvable
+from ...maintenance.entered import entered_answer
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, unchanged_for
 from ...maintenance.resolution import close_with, release_for_retry, resolve_all
+from ...maintenance.sheet import Filled, read
 from ...models import IdempotencyKey, IdempotencyStep
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
 
@@ -37,15 +38,22 @@ SETTLED_HELP = (
     "Let --close also close keys with calls that have finished or are in doubt. You confirm that the order exists, "
     "or that the customer has lost no money."
 )
+FILE_HELP = (
+    "Decide about the keys of a list that the admin has exported. In its column decision, write release, record (with "
+    "the step, and its result as JSON) or a status (with a body as result). Rows without a decision are skipped, and "
+    "keys that have changed since the export are left alone."
+)
 SHOWN = 200
 """The command prints at most this number of characters of a step's result."""
+NOT_ALL = "Not all keys that were selected are decided about."
 
 
 class Command(IdempotencyCommand):
     help = (
-        "List idempotency keys that need attention. To decide about the listed keys, add --apply, and either --release "
-        "or --close. Each line begins with the number for --id, and names the caller. Also without --apply, the exit "
-        "status is 0 if all is done, 1 after an error, and 3 if no key is selected or a key was refused or left out."
+        "List idempotency keys that need attention. To decide about the listed keys, add --apply, and --release, "
+        "--close or --from-csv. Each line begins with the number for --id, and names the caller. Also without --apply, "
+        "the exit status is 0 if all is done, 1 after an error, and 3 if no key is selected or a key was refused or "
+        "left out."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -60,6 +68,7 @@ class Command(IdempotencyCommand):
         add = decision.add_mutually_exclusive_group().add_argument
         add("--release", action="store_true", help="Allow the next retry to repeat the calls that are in doubt.")
         add("--close", type=int, metavar="STATUS", help="Answer retries with this status, a number from 200 to 499.")
+        add("--from-csv", metavar="FILE", help=FILE_HELP)
         add = decision.add_argument
         add("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         add("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
@@ -71,6 +80,9 @@ class Command(IdempotencyCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
         action, selects = _action(options), any(options[name] is not None for name in SELECTORS)
+        if options["from_csv"] is not None:
+            self._from_csv(selects or bool(action or options["body"]), options)
+            return
         answer = _answer(options["close"], options["body"]) if action == "answer" else None
         if action and not selects:
             raise CommandError("Choose the keys: --operation, --state, --older-than, --key or --id.")
@@ -95,7 +107,30 @@ class Command(IdempotencyCommand):
                 f"the beginning of its line, such as --id {keys[0].row.pk}."
             )
         if self._decide(answer, left, options) < len(keys):
-            raise CommandError("Not all keys that were selected are decided about.", returncode=NEED_ATTENTION)
+            raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
+
+    def _from_csv(self, twice: bool, options: dict[str, Any]) -> None:
+        """Decide about each row of the file. The whole file is read and checked first."""
+        if twice:
+            raise CommandError(
+                "--from-csv: the file has the keys, decisions and bodies. Leave out the options for these."
+            )
+        if not (rows := read(options["from_csv"])):
+            raise CommandError("No row of the file has a decision.", returncode=NEED_ATTENTION)
+        found = {key.row.pk: key for key in _selected(options | {"id": [row.pk for row in rows]})}
+        said, hint = ("Decided", "") if options["apply"] else ("Would decide", " Add --apply to do it.")
+        decided = 0
+        for done, row in enumerate(rows, 1):
+            key = found.get(row.pk)
+            why_not = _refused(row, key, options)
+            line = f"{row.pk} {row.seen[0]}:" if key is None else _line(key)
+            result = f"Passed over: {why_not.removesuffix('.')}" if why_not else f"{said}: {row.what[:SHOWN]}"
+            self.say(without_controls(f"{line} {result}."))
+            self.show(done, len(rows))
+            decided += not why_not
+        self.say(f"{said} about {counted(decided)}.{hint}")
+        if decided < len(rows):
+            raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
         """With the option `--apply`, make the decision about the keys. Without `--apply`, only print what the command
@@ -164,6 +199,24 @@ def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
     return f"look outside first, then add --{word.replace('_', '-')}" if asks else ""
 
 
+def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
+    """With --apply, decide as the row of the file says. Return why this is refused, or an empty text."""
+    if key is None:
+        return "it is gone"
+    if row.seen != (key.row.reference, key.row.attempt, key.row.updated_at):
+        return "it has changed since the export"
+    if row.step and row.step not in key.recordable:
+        return f"{row.step!r} is neither in doubt nor without its value"
+    if (why_not := _why_not(key, row.action, options)) or not options["apply"]:
+        return why_not
+    try:
+        word = options[LOOKED if row.action == "release" else SETTLED]
+        row.decide(key.row, *row.args, by=options["by"], reason=options["reason"], confirmed=word)
+    except (NotDecryptable, NotResolvable) as error:
+        return str(error)
+    return ""
+
+
 def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
@@ -194,8 +247,8 @@ def _action(options: dict[str, Any]) -> str:
     function raises `CommandError`.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
-    if options["apply"] and not action:
-        raise CommandError("--apply: say what to decide, by --release or --close.")
+    if options["apply"] and not action and options["from_csv"] is None:
+        raise CommandError("--apply: say what to decide, by --release, --close or --from-csv.")
     if options["apply"] and not (options["by"].strip() and options["reason"].strip()):
         raise CommandError("--apply needs --by, which says who decides, and --reason, which says why.")
     return action
@@ -209,5 +262,4 @@ def _answer(status: int, body: str) -> Snapshot:
     """
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
-    is_json = body.lstrip().startswith(("{", "[", '"'))
-    return answer_of(status, "application/json" if is_json else "text/plain; charset=utf-8", body)
+    return entered_answer(status, body)

@@ -1,0 +1,108 @@
+"""The list of keys as a spreadsheet: how a cell is written, and how the decisions that a person fills in are read back.
+
+A spreadsheet changes what it saves. Its separator, its byte order mark and an apostrophe before a formula are undone;
+anything else refuses the whole file, because a rounded number could be another key, or another charge.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ..engine.protocol.error_text import without_controls
+from .entered import entered_answer, json_value, result_of
+from .resolution import close_with, record_outcome, release_for_retry
+
+TO_FILL = ("decision", "step", "result")
+"""They come first: spreadsheets cut empty cells off at the end of a line."""
+READ = (*TO_FILL, "id", "reference", "attempt", "changed")
+FORMULA = ("=", "+", "-", "@")
+"""A spreadsheet runs a cell that begins with one of these."""
+ROUNDED = re.compile(r"\s*-?([\d.,]+[eE][-+]?\d+|(\d[.,]?){16,})\s*")
+"""Spreadsheets keep 15 digits of a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A row with a decision.
+
+    Attributes:
+        pk: the number of the key's row.
+        seen: its reference, its attempt and the time of its last change, as exported.
+        step: the step whose result is recorded, or "".
+        what: the decision, as it was filled in.
+        action: its name, as `Facts.needs_word` takes it.
+        decide, args: a function of `maintenance.resolution`, and its arguments after the key.
+    """
+
+    pk: int
+    seen: tuple[str, int, datetime]
+    step: str
+    what: str
+    action: str
+    decide: Callable[..., None]
+    args: tuple[Any, ...]
+
+
+def cell(value: Any) -> str:
+    """Write a cell that no spreadsheet runs as a formula."""
+    text = without_controls(str(value))
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def read(path: str) -> list[Filled]:
+    """Read the rows of an exported list that have a decision.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not such a list. The text names the line, and what to type.
+    """
+    text = Path(path).read_bytes().decode("utf-8-sig", "replace")
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    rows, filled = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True), dict[int, Filled]()
+    try:
+        if any([*(rows.fieldnames or ())].count(name) != 1 for name in READ):
+            raise ValueError(f"as CSV in UTF-8, the heading must have each of these columns once: {', '.join(READ)}")
+        for cells in rows:
+            if any(cells[name] for name in TO_FILL):
+                row = _filled(cells)
+                if row.pk in filled:
+                    raise ValueError("a line above decides about this key, too. Decide once, and export the list again")
+                filled[row.pk] = row
+    except (csv.Error, ValueError) as error:
+        said = str(error).removesuffix(".")
+        raise ValueError(f"Nothing was decided. {path}, line {rows.reader.line_num}: {said}.") from error
+    return [*filled.values()]
+
+
+def _filled(cells: dict[str, str]) -> Filled:
+    if None in cells or None in map(cells.get, READ):
+        raise ValueError("it has other cells than the heading. Export the list again")
+    # An exported cell such as -5 has an apostrophe. A person's own text does not begin like that.
+    typed = {name: re.sub(r"^'(?=[-=+@])", "", cells[name]) for name in READ}
+    try:
+        reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]
+        pk, seen = int(typed["id"]), (reference, int(typed["attempt"]), datetime.fromisoformat(typed["changed"]))
+    except (TypeError, ValueError):
+        raise ValueError("id, reference, attempt or changed is damaged. Import them as text") from None
+    chosen, step, result = typed["decision"].strip().lower(), typed["step"], typed["result"]
+    if "\ufffd" in step + result:
+        raise ValueError("it is not UTF-8. Save the list as CSV UTF-8")
+    if ROUNDED.fullmatch(result):
+        raise ValueError(f"a spreadsheet may have rounded {result!r}. Decide about this key in the admin")
+    made: tuple[str, Callable[..., None], tuple[Any, ...]]
+    if chosen == "release" and not (step or result):
+        made = "release", release_for_retry, ()
+    elif chosen == "record" and step and result:
+        made = "record", record_outcome, (step, result_of(json_value(result)))
+    elif re.fullmatch("[234][0-9][0-9]", chosen) and not step:
+        made = "answer", close_with, (entered_answer(int(chosen), result),)
+    else:
+        raise ValueError("write release, record (with step and result), or a status 200 to 499 (result: the body)")
+    return Filled(pk, seen, step, ", ".join(filter(None, (chosen, step, result))), *made)
