@@ -29,9 +29,9 @@ def adapt(app, docname, content):
 
 
 def toctrees(index):
-    """Each table of index.md, under its heading, is a part of the navigation: the list of pages is kept once."""
+    """Each part of index.md whose entries begin with a page is a part of the navigation: the list is kept once."""
     for part in re.split(r"(?m)^## ", index)[1:]:
-        pages = "\n".join(dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md", part)))
+        pages = "\n".join(re.findall(r"(?m)^\* \[[^]]*\]\(([\w-]+)\.md\)", part))
         if pages:  # the glossary has none
             yield f"\n```{{toctree}}\n:hidden:\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
 

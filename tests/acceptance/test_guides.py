@@ -239,7 +239,8 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     """After an outage of the gateway, each retry runs again."""
     sys.modules["shop"].gateway = gateway
     careful = run("docs/leased.md", "shop/careful.py")
-    serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
+    held = idempotent(operation="pay", lease=60, on_abandoned="hold")
+    serve(path("pay/", held(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
     client.raise_request_exception = False
     gateway.down = True
     keys = [{"Idempotency-Key": name} for name in ("one", "two")]

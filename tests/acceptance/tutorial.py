@@ -66,9 +66,10 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """An empty folder."""
+    """An empty folder beside a clone."""
     if shutil.which("curl") is None:
         pytest.skip("the tutorial needs curl")
+    (tmp_path / "django-idempotency").symlink_to(ROOT)  # the reader's clone
     folder = tmp_path / "tutorial"
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -79,7 +80,6 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 def follow_tutorial(reader: Reader, page: str) -> None:
     page = page.replace("localhost:8000", f"localhost:{reader.port}")
-    page = page.replace("install --quiet django-idempotency", f"install --quiet '{ROOT}'")
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
     for language, text in blocks:
         if language == "python":
