@@ -9,13 +9,9 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from tests.shopapp.models import Order
+from tests.views import creates
 
 STARTED, GO = Event(), Event()
-
-
-@idempotent
-def create(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": Order.objects.create().pk}, status=201)
 
 
 # One operation under three paths, which differ in their patience only.
@@ -36,7 +32,9 @@ def read(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"orders": Order.objects.count()})
 
 
-urlpatterns = [path(v.__name__, v) for v in (create, read)] + [
+urlpatterns = [
+    path("create", idempotent(creates())),
+    path("read", read),
     path("held", held),
     path("held_waiting", held_waiting),
     path("held_impatient", held_impatient),

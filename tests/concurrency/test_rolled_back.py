@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_idempotency import idempotent
@@ -15,6 +15,7 @@ from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE
 from tests.shopapp.models import Order
+from tests.views import creates
 
 pytestmark = [pytest.mark.only_on("mysql"), pytest.mark.django_db(transaction=True)]
 DEADLOCK = 1213
@@ -24,8 +25,7 @@ def post(view: Any) -> HttpResponse:
     return idempotent(operation="order")(view)(RequestFactory().post("/", headers={"Idempotency-Key": "one"}))
 
 
-def create_order(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": Order.objects.create(reference="order").pk}, status=201)
+create_order = creates(reference="order")
 
 
 @pytest.fixture

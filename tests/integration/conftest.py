@@ -8,14 +8,14 @@ from django.utils import timezone
 from django_idempotency.models import IdempotencyKey
 from tests import works
 from tests.expired import make_leased
-from tests.integration import leased_urls, view_urls
+from tests.integration import leased_urls
 
 
 @pytest.fixture(autouse=True)
 def _clean() -> None:
     """What an earlier test has left in the gateway's books, in the hooks and in the lists of what has run."""
     leased_urls.GATEWAY.reset()
-    for left in (leased_urls.HOOKS, view_urls.COMMITS, works.RUNS):
+    for left in (leased_urls.HOOKS, works.RUNS):
         left.clear()  # type: ignore[attr-defined]
 
 

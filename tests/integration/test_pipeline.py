@@ -12,7 +12,6 @@ from django.test import Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation, idempotent
 from django_idempotency.models import IdempotencyKey
@@ -21,6 +20,7 @@ from tests.http import posting_to_a_view, problem, replayed, same
 from tests.integration import view_urls
 from tests.integration.placement_urls import view
 from tests.shopapp.models import Order
+from tests.views import acreates, creates, view_class
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
@@ -124,20 +124,10 @@ class Answer:
         return "x"
 
 
-@csrf_exempt
-@idempotent(may_replay=is_allowed)
-def plain(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": Order.objects.create().pk}, status=201)
-
-
-@csrf_exempt
-@idempotent(may_replay=lambda request: is_allowed(request))
-async def asynchronous(request: HttpRequest) -> HttpResponse:
-    order = await Order.objects.acreate()
-    return JsonResponse({"id": order.pk}, status=201)
-
-
-urlpatterns = [path("plain", plain), path("async", asynchronous)]
+urlpatterns = [
+    path("plain", idempotent(may_replay=is_allowed)(creates())),
+    path("async", idempotent(may_replay=lambda request: is_allowed(request))(acreates())),
+]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -166,29 +156,18 @@ def test_other_asynchronous_options_are_refused(name: str, given: Callable[..., 
 # --- a middleware may set the method in lower case: `View.dispatch` takes any case, so the protection does too
 
 
-class Mixin(IdempotencyMixin, View):
-    def patch(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": Order.objects.create().pk}, status=201)
-
-
-class Handler(View):
-    @method_decorator(idempotent)
-    def patch(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": Order.objects.create().pk}, status=201)
-
-
 class Asynchronous(View):
     @idempotent
     async def patch(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
 
 
-@idempotent
-def function(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": Order.objects.create().pk}, status=201)
+MIXIN = view_class(IdempotencyMixin, View, patch=creates())
+HANDLER = method_decorator(idempotent, name="patch")(view_class(patch=creates()))
+FUNCTION = idempotent(creates())
 
 
-@pytest.mark.parametrize("view", [Mixin.as_view(), Handler.as_view(), async_to_sync(Asynchronous.as_view()), function])
+@pytest.mark.parametrize("view", [MIXIN.as_view(), HANDLER.as_view(), async_to_sync(Asynchronous.as_view()), FUNCTION])
 def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> None:
     """The retry, in upper case or not, gets the first answer. A safe method passes."""
 
@@ -201,7 +180,7 @@ def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> N
     assert [replayed(answer) for answer in answers] == ["false", "true", "true"]
     assert same(answers[0], answers[2])
     assert IdempotencyKey.objects.get().operation.startswith("PATCH ")
-    assert (replayed(send("options")), Order.objects.count()) == (None, 2 if view is function else 1)
+    assert (replayed(send("options")), Order.objects.count()) == (None, 2 if view is FUNCTION else 1)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -18,6 +18,7 @@ from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.http import replayed
 from tests.shopapp.models import Order
+from tests.views import answers
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_view_call")]
 
@@ -66,10 +67,7 @@ def test_anything_else_is_no_response_either(rf: Any) -> None:
 @pytest.mark.parametrize("match_", [SimpleNamespace(), SimpleNamespace(route="orders/")])
 def test_a_resolver_match_may_have_less_than_djangos(rf: Any, match_: Any) -> None:
     """Without func, args and kwargs, and without a route: then the view names the operation."""
-
-    @idempotent(required=False, may_replay=lambda request, number: number == 1)
-    def view(request: HttpRequest, number: int) -> HttpResponse:
-        return HttpResponse("ran")
+    view = idempotent(required=False, may_replay=lambda request, number: number == 1)(answers("ran"))
 
     def send(**headers: str) -> HttpResponse:
         request = rf.post("/", headers=headers)
@@ -78,18 +76,14 @@ def test_a_resolver_match_may_have_less_than_djangos(rf: Any, match_: Any) -> No
 
     assert send().content == b"ran"
     assert [replayed(send(**{"Idempotency-Key": "k"})) for _ in range(2)] == ["false", "true"]
-    name = getattr(match_, "route", f"{__name__}.{view.__qualname__}")
+    name = getattr(match_, "route", f"tests.views.{view.__qualname__}")
     assert IdempotencyKey.objects.get().operation == f"POST {name}"
 
 
 def test_may_replay_gets_what_the_url_names(rf: Any) -> None:
     """By position and by name, as the view."""
     asked = []
-
-    @idempotent(may_replay=lambda request, *args, **kwargs: asked.append((args, kwargs)) or True)
-    def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return HttpResponse("ran")
-
+    view = idempotent(may_replay=lambda request, *args, **kwargs: asked.append((args, kwargs)) or True)(answers())
     for _ in range(2):
         request = rf.post("/", headers={"Idempotency-Key": "k"})
         request.resolver_match = ResolverMatch(view, ("paris",), {"floor": 2}, route="shops/")

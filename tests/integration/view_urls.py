@@ -20,12 +20,10 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views import View
 
 from django_idempotency import idempotent
 from tests.shopapp.models import Ledger, Line, Order
-
-COMMITS: list[str] = []
+from tests.views import answers, creates, view_class
 
 
 def order(request: HttpRequest) -> int:
@@ -33,16 +31,13 @@ def order(request: HttpRequest) -> int:
     return created.pk
 
 
-@idempotent
-def create(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": order(request)}, status=201)
+create = idempotent(creates())
 
 
 @idempotent
 def answer(request: HttpRequest) -> HttpResponse:
     """Write, then answer with the status that the request names."""
     order(request)
-    transaction.on_commit(lambda: COMMITS.append("committed"))
     return HttpResponse(f"{Order.objects.count()} orders", status=int(request.GET["status"]))
 
 
@@ -183,33 +178,10 @@ def optional(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request), "atomic": connection.in_atomic_block})
 
 
-@idempotent(using="other")
-def elsewhere(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": Order.objects.using("other").create().pk}, status=201)
-
-
 @login_required
 @idempotent(may_replay=lambda request: request.headers.get("X-Denied") is None)
 def mine(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": order(request), "user": request.user.username})
-
-
-@idempotent(anonymous="refuse")
-def known_callers(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": order(request)})
-
-
-class Handlers(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"atomic": connection.in_atomic_block})
-
-    @idempotent
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": order(request)}, status=201)
-
-    @method_decorator(idempotent)
-    def put(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": order(request)})
 
 
 @transaction.non_atomic_requests
@@ -219,24 +191,13 @@ def opted_out(request: HttpRequest) -> HttpResponse:
 
 
 FUNCTIONS = (
-    *(
-        create,
-        answer,
-        fail,
-        fail_after_commit,
-        fail_at_commit,
-        swallow,
-        dry_run,
-        gives_up,
-        handled,
-        template,
-        mirror,
-        empty,
-        moved,
-    ),
-    *(stream, download, too_large, secret, upload, optional, elsewhere, mine, known_callers, opted_out),
+    *(answer, fail, fail_after_commit, fail_at_commit, swallow, dry_run, gives_up, handled, template, mirror, empty),
+    *(moved, stream, download, too_large, secret, upload, optional, mine, opted_out),
 )
 urlpatterns = [
     *(path(view.__name__, view) for view in FUNCTIONS),
-    path("handlers", Handlers.as_view()),
+    path("create", create),
+    path("elsewhere", idempotent(using="other")(creates())),
+    path("known_callers", idempotent(anonymous="refuse")(creates(200))),
+    path("handlers", method_decorator(idempotent, name="put")(view_class(get=answers(), put=creates(200))).as_view()),
 ]

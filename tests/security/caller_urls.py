@@ -15,6 +15,7 @@ from django.urls import path
 from django_idempotency import idempotent
 from django_idempotency.keys import caller_scope
 from tests.settings import REST_FRAMEWORK_INSTALLED
+from tests.views import view_class
 
 NINJA_INSTALLED = find_spec("ninja") is not None
 RUNS: list[None] = []
@@ -25,18 +26,12 @@ def secret() -> dict[str, str]:
     return {"secret": f"of run {len(RUNS)}"}
 
 
-@idempotent
-def plain(request: HttpRequest) -> JsonResponse:
+def tell(request: HttpRequest) -> JsonResponse:
     return JsonResponse(secret())
 
 
 @idempotent
 async def awaited(request: HttpRequest) -> JsonResponse:
-    return JsonResponse(secret())
-
-
-@idempotent(scope=lambda request: request.GET["tenant"])
-def tenant(request: HttpRequest) -> JsonResponse:
     return JsonResponse(secret())
 
 
@@ -70,7 +65,11 @@ def tenant_and_caller(request: HttpRequest) -> str:
     return f"acme:{caller_scope(request)}"
 
 
-urlpatterns = [path("plain", plain), path("awaited", awaited), path("tenant", tenant)]
+urlpatterns = [
+    path("plain", idempotent(tell)),
+    path("awaited", awaited),
+    path("tenant", idempotent(scope=lambda request: request.GET["tenant"])(tell)),
+]
 
 if REST_FRAMEWORK_INSTALLED:
     from rest_framework.authentication import (
@@ -79,7 +78,6 @@ if REST_FRAMEWORK_INSTALLED:
         SessionAuthentication,
         TokenAuthentication,
     )
-    from rest_framework.response import Response
     from rest_framework.views import APIView
 
     from django_idempotency.rest_framework import IdempotencyMixin
@@ -111,11 +109,7 @@ if REST_FRAMEWORK_INSTALLED:
             return object(), None
 
     def behind(authentication: Any) -> Any:
-        def post(self: Any, request: Any) -> Any:
-            return Response(secret())
-
-        attributes = {"post": post, "authentication_classes": [authentication]}
-        return type("Rest", (IdempotencyMixin, APIView), attributes).as_view()
+        return view_class(IdempotencyMixin, APIView, post=tell, authentication_classes=[authentication]).as_view()
 
     urlpatterns += [
         path("rest/basic", behind(BasicAuthentication)),
@@ -151,12 +145,6 @@ if NINJA_INSTALLED:
 
     api = NinjaAPI(urls_namespace="callers", docs_url=None, openapi_url=None)
 
-    def operation() -> Any:
-        def run(request: HttpRequest) -> Any:
-            return secret()
-
-        return idempotent_operation(run)
-
     for name, auth in {"bearer": Bearer(), "member": Member(), "key": ShopKey(), "session": django_auth}.items():
-        api.post(f"/{name}", auth=auth, operation_id=name)(operation())
+        api.post(f"/{name}", auth=auth, operation_id=name)(idempotent_operation(lambda request: secret()))
     urlpatterns.append(path("ninja/", api.urls))

@@ -13,6 +13,7 @@ from django.urls import path
 from django_idempotency import idempotent
 from django_idempotency.keys import InvalidKey, from_form_field
 from tests.settings import REST_FRAMEWORK_INSTALLED
+from tests.views import view_class
 
 RUNS: list[str] = []
 
@@ -81,10 +82,7 @@ if REST_FRAMEWORK_INSTALLED:
         return seen(str(request.data))
 
     def rest_view(view: Callable[[Any], HttpResponse], *bases: Any) -> Any:
-        def post(self: Any, request: Any) -> HttpResponse:
-            return view(request)
-
-        return type("View", (*bases, APIView), {"post": post, "patch": post, "authentication_classes": []}).as_view()
+        return view_class(*bases, APIView, post=view, patch=view, authentication_classes=[]).as_view()
 
     REST_VIEWS = {**VIEWS, "data": data}
     urlpatterns += [

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
 from django_idempotency import get_operation, idempotent
 from tests.shopapp.models import Order
+from tests.views import creates
 
 
 @idempotent
@@ -30,11 +29,6 @@ def swallow(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(length))
 
 
-@idempotent
-def create(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(str(Order.objects.create().pk))
-
-
 @idempotent(lease=60)
 def leased(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
@@ -42,18 +36,15 @@ def leased(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(operation.write("order", Order.objects.create).pk))
 
 
-def named(**options: Any) -> Any:
-    return idempotent(**options)(create.__wrapped__)  # type: ignore[attr-defined]
-
-
+create = creates(200)
 urlpatterns = [
     path("login", login),
     path("swallow", swallow),
-    path("create", create),
+    path("create", idempotent(create)),
     path("leased", leased),
-    path("by-scope", named(scope=lambda request: request.headers["X-Scope"])),
-    path("quoted'\"%s;--", named(operation="'; DROP TABLE django_idempotency_idempotencykey; --%s")),
-    path("observed", named(observe=True)),
+    path("by-scope", idempotent(scope=lambda request: request.headers["X-Scope"])(create)),
+    path("quoted'\"%s;--", idempotent(operation="'; DROP TABLE django_idempotency_idempotencykey; --%s")(create)),
+    path("observed", idempotent(observe=True)(create)),
     path("status/", include("django_idempotency.urls")),
     path("admin/", admin.site.urls),
 ]

@@ -22,6 +22,7 @@ from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.boundaries import boundary
 from tests.servers import ANSWER, http_get, http_post
 from tests.shopapp.models import Ledger, Line, Order
+from tests.views import acreates
 
 
 def pause(request: Any, place: str) -> None:
@@ -183,12 +184,6 @@ class AsyncView(IdempotentView, View):
         return JsonResponse({"id": order.pk}, status=201)
 
 
-@csrf_exempt
-@idempotent(wait=20)
-async def waiting_async(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": (await Order.objects.acreate(reference="waited")).pk}, status=201)
-
-
 async def ping(request: HttpRequest) -> HttpResponse:
     """Answers from the event loop, without a thread or a database."""
     return HttpResponse("pong")
@@ -212,7 +207,7 @@ urlpatterns = [
     path("async", asynchronous),
     path("async/leased", leased_async),
     path("async/class", csrf_exempt(AsyncView.as_view())),
-    path("async/wait", waiting_async),
+    path("async/wait", csrf_exempt(idempotent(wait=20)(acreates(reference="waited")))),
     path("async/ping", ping),
     path("leased", leased_plain),
     path("plain", plain),

@@ -1,0 +1,72 @@
+"""The views that tests protect. Most create an order, and a few charge first; what differs is how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import iscoroutinefunction, markcoroutinefunction
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views import View
+
+from django_idempotency import get_operation
+from tests.shopapp.models import Order
+
+Called = Callable[..., Any]
+
+
+def answers(content: Any = b"", status: int = 200) -> Called:
+    """A view that does nothing but answer."""
+
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(content, status=status)
+
+    return answer
+
+
+def creates(status: int = 201, **fields: Any) -> Called:
+    """A view that creates an order with these fields. Its primary key is the answer."""
+
+    def create(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return JsonResponse({"id": Order.objects.create(**fields).pk}, status=status)
+
+    return create
+
+
+def acreates(status: int = 201, **fields: Any) -> Called:
+    """The same as `async def`."""
+
+    async def create(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return JsonResponse({"id": (await Order.objects.acreate(**fields)).pk}, status=status)
+
+    return create
+
+
+def pays(charge: Called, *, between: Called = lambda operation: None, status: int = 201) -> Called:
+    """A leased view: `charge` gets the derived key, and what it returns is the reference of the order."""
+
+    def pay(request: HttpRequest) -> HttpResponse:
+        operation = get_operation(request)
+        charged = operation.call("charge", charge, operation.derive_key("charge"))
+        between(operation)
+        order = operation.write("order", Order.objects.create, reference=charged)
+        return JsonResponse({"order": order.pk, "charge": charged, "attempt": operation.attempt}, status=status)
+
+    return pay
+
+
+def view_class(*bases: type, **attributes: Any) -> Any:
+    """A class-based view. Functions of a request that are called `get`, `post` and so on become its handlers."""
+    for verb in View.http_method_names:
+        if verb in attributes:
+            attributes[verb] = _handler(verb, attributes[verb])
+    return type("Orders", bases or (View,), attributes)
+
+
+def _handler(verb: str, view: Called) -> Called:
+    def handle(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    handle.__name__ = verb
+    handle.__qualname__ = f"Orders.{verb}"
+    return markcoroutinefunction(handle) if iscoroutinefunction(view) else handle
