@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
 from django_idempotency import idempotent
-from tests.shopapp.models import Order
+from tests.views import creates
 
 REPLAYED = "Idempotency-Replayed"
 
@@ -34,10 +33,7 @@ def post_empty(key: str, path: str = "/pay") -> Any:
 
 def posting_to_a_view(**options: Any) -> Callable[..., Any]:
     """Protect a view that makes an order with these options; gives a function that posts to it directly."""
-
-    @idempotent(**{"scope": lambda request: "s", **options})
-    def view(request: Any) -> Any:
-        return HttpResponse(str(Order.objects.create().pk))
+    view = idempotent(**{"scope": lambda request: "s", **options})(creates(200))
 
     def send(data: Any = b"{}", content_type: str = "application/json", *, consumed: bool = False) -> Any:
         request = RequestFactory().post("/", data, content_type=content_type, headers={"Idempotency-Key": "k"})

@@ -37,6 +37,7 @@ from django_idempotency import (
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.shopapp.models import Order
+from tests.views import view_class
 
 DEFAULT = object()
 Work = Callable[..., Any]
@@ -125,6 +126,15 @@ def response_of(answer: Answer) -> HttpResponse:
     return HttpResponse(answer.body, status=answer.status, headers=answer.headers, content_type="application/json")
 
 
+def aresponding(work: Work) -> Callable[[Any], Any]:
+    """The same as a coroutine function."""
+
+    async def create(request: Any) -> HttpResponse:
+        return response_of(await sync_to_async(work)(request))
+
+    return create
+
+
 class Function(Adapter):
     def route(self, work: Work, options: dict[str, Any]) -> Any:
         return path("orders", idempotent(**options)(responding(work)))
@@ -134,67 +144,38 @@ class AsyncFunction(Adapter):
     asynchronous = True
 
     def route(self, work: Work, options: dict[str, Any]) -> Any:
-        async def create(request: Any) -> HttpResponse:
-            return response_of(await sync_to_async(work)(request))
-
-        return path("orders", idempotent(**options)(create))
+        return path("orders", idempotent(**options)(aresponding(work)))
 
 
 class Handler(Adapter):
     by_method = takes_over = False
 
     def route(self, work: Work, options: dict[str, Any]) -> Any:
-        class Orders(View):
-            @method_decorator(idempotent(**options))
-            def post(self, request: Any) -> HttpResponse:
-                return response_of(work(request))
-
-            def put(self, request: Any) -> HttpResponse:
-                return response_of(work(request))
-
-            get = put
-
-        return path("orders", Orders.as_view())
+        orders = method_decorator(idempotent(**options), name="post")(orders_of(responding(work)))
+        return path("orders", orders.as_view())
 
 
 class Class(Adapter):
     def route(self, work: Work, options: dict[str, Any]) -> Any:
-        class Orders(IdempotencyMixin, View):
-            idempotency = options
-
-            def post(self, request: Any) -> HttpResponse:
-                return response_of(work(request))
-
-            put = get = post
-
-        return path("orders", Orders.as_view())
+        return path("orders", orders_of(responding(work), IdempotencyMixin, View, idempotency=options).as_view())
 
 
 class Dispatch(Adapter):
     def route(self, work: Work, options: dict[str, Any]) -> Any:
-        @method_decorator(idempotent(**options), name="dispatch")
-        class Orders(View):
-            def post(self, request: Any) -> HttpResponse:
-                return response_of(work(request))
-
-            put = get = post
-
-        return path("orders", Orders.as_view())
+        orders = method_decorator(idempotent(**options), name="dispatch")(orders_of(responding(work)))
+        return path("orders", orders.as_view())
 
 
 class AsyncClass(Adapter):
     asynchronous = True
 
     def route(self, work: Work, options: dict[str, Any]) -> Any:
-        class Orders(IdempotencyMixin, View):
-            idempotency = options
+        return path("orders", orders_of(aresponding(work), IdempotencyMixin, View, idempotency=options).as_view())
 
-            async def post(self, request: Any) -> HttpResponse:
-                return response_of(await sync_to_async(work)(request))
 
-            put = get = post
-
-        return path("orders", Orders.as_view())
+def orders_of(view: Callable[[Any], Any], *bases: type, **attributes: Any) -> Any:
+    """A class-based view that answers POST, PUT and GET in one way."""
+    return view_class(*bases, post=view, put=view, get=view, **attributes)
 
 
 class RestFramework(Adapter):
@@ -202,30 +183,27 @@ class RestFramework(Adapter):
 
     answers_exceptions = True
 
-    def base(self, work: Work) -> Any:
+    def view(self, work: Work) -> Callable[[Any], Any]:
         from rest_framework.exceptions import APIException
         from rest_framework.response import Response
-        from rest_framework.views import APIView
 
-        class Orders(APIView):
-            def post(self, request: Any) -> Response:
-                try:
-                    answer = work(request)
-                except Refusal as error:
-                    refused = APIException(str(error))
-                    refused.status_code = error.status
-                    raise refused from error
-                return Response(json.loads(answer.body or "null"), status=answer.status, headers=answer.headers)
+        def create(request: Any) -> Response:
+            try:
+                answer = work(request)
+            except Refusal as error:
+                refused = APIException(str(error))
+                refused.status_code = error.status
+                raise refused from error
+            return Response(json.loads(answer.body or "null"), status=answer.status, headers=answer.headers)
 
-            put = get = post
-
-        return Orders
+        return create
 
     def route(self, work: Work, options: dict[str, Any]) -> Any:
+        from rest_framework.views import APIView
+
         from django_idempotency.rest_framework import IdempotencyMixin
 
-        orders = type("Orders", (IdempotencyMixin, self.base(work)), {"idempotency": options})
-        return path("orders", orders.as_view())
+        return path("orders", orders_of(self.view(work), IdempotencyMixin, APIView, idempotency=options).as_view())
 
 
 class RestFrameworkDecorator(RestFramework):
@@ -236,12 +214,7 @@ class RestFrameworkDecorator(RestFramework):
     def route(self, work: Work, options: dict[str, Any]) -> Any:
         from rest_framework.decorators import api_view
 
-        post = self.base(work).post
-
-        def create(request: Any) -> Any:
-            return post(None, request)
-
-        return path("orders", api_view(["GET", "POST", "PUT"])(idempotent(**options)(create)))
+        return path("orders", api_view(["GET", "POST", "PUT"])(idempotent(**options)(self.view(work))))
 
 
 class Ninja(Adapter):
@@ -264,20 +237,12 @@ class Ninja(Adapter):
         return path("", api.urls)
 
     def operation(self, work: Work) -> Any:
-        def create(request: Any) -> Any:
-            return response_of(work(request))
-
-        return create
+        return lambda request: response_of(work(request))
 
 
 class AsyncNinja(Ninja):
     asynchronous = True
-
-    def operation(self, work: Work) -> Any:
-        async def create(request: Any) -> Any:
-            return response_of(await sync_to_async(work)(request))
-
-        return create
+    operation = staticmethod(aresponding)
 
 
 class Once(Adapter):

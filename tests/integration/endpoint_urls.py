@@ -43,12 +43,12 @@ def shows(view: Any) -> Any:
     return shown
 
 
-class Plain(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+def answer(self: Any, request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
 
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+
+class Plain(View):
+    get = post = answer
 
 
 class ByHandler(Plain):
@@ -64,8 +64,7 @@ class ByHandler(Plain):
     def patch(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
-    def delete(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+    delete = answer
 
 
 class ByAsyncHandler(View):
@@ -79,8 +78,7 @@ class ByAsyncHandler(View):
 
 @method_decorator(idempotent, name="dispatch")
 class ByDispatch(Plain):
-    def delete(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+    delete = answer
 
 
 class Inherits(LoginRequiredMixin, ByDispatch):

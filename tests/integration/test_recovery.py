@@ -32,11 +32,8 @@ Post = Callable[..., Any]
 
 
 @pytest.fixture
-def post(client: Any) -> Post:
-    def send(path: str, key: str = "k") -> Any:
-        return client.post(path, {"amount": 5}, content_type="application/json", headers={"Idempotency-Key": key})
-
-    return send
+def key() -> str:
+    return "k"
 
 
 @pytest.fixture
@@ -195,7 +192,7 @@ class TestWhatCannotBeAsked:
         GATEWAY.after = breaks
         for path, key in (("/pay", "k1"), ("/pay", "k2"), ("/pay/hold", "k3")):
             with pytest.raises(Broken):
-                post(path, key)
+                post(path, key=key)
         result, told = recover()
         assert (result.left, [(asked.operation, asked.keys) for asked in told]) == (
             3,

@@ -29,6 +29,7 @@ from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Order
+from tests.views import answers, view_class
 
 Post = Callable[..., Any]
 VERBS = ("post", "patch")
@@ -54,18 +55,11 @@ def test_a_method_in_lower_case_is_protected(post: Post, settings: Any) -> None:
 
 def test_a_handler_is_named_like_an_action(rf: Any, key: str) -> None:
     """In a view that is no viewset. The list says the same."""
-
-    class Orders(IdempotencyMixin, APIView):
-        idempotency_actions = {"post": None, "patch": {"ttl": 60}}
-
-        def post(self, request: Any) -> Response:
-            return Response()
-
-        patch = post
-
-    post, patch = (Orders.as_view()(getattr(rf, verb)("/", headers={"Idempotency-Key": key})) for verb in VERBS)
+    actions = {"post": None, "patch": {"ttl": 60}}
+    orders = view_class(IdempotencyMixin, APIView, post=answers(), patch=answers(), idempotency_actions=actions)
+    post, patch = (orders.as_view()(getattr(rf, verb)("/", headers={"Idempotency-Key": key})) for verb in VERBS)
     assert (replayed(post), replayed(patch)) == (None, "false")
-    listed = {answers.method: answers.declaration for answers in declarations_of(Orders.as_view())}
+    listed = {found.method: found.declaration for found in declarations_of(orders.as_view())}
     assert (listed["POST"], listed["PATCH"] is None) == (None, False)
 
 

@@ -12,6 +12,7 @@ from django_idempotency import idempotent
 from django_idempotency.endpoints import list_endpoints
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.endpoints.shop import URLS
+from tests.views import answers, view_class
 
 
 def found(prefix: str, urlconf: str = URLS) -> dict[str, list[str]]:
@@ -58,13 +59,7 @@ class TestWalker:
 
     def test_the_mixin_of_plain_django(self, urlconf: Any) -> None:
         """The class's options, its initkwargs, None, and a view that decides for each request."""
-
-        class Mixed(IdempotencyMixin, View):
-            idempotency = {"ttl": 60}
-
-            def post(self, request: Any) -> Any: ...
-
-            def put(self, request: Any) -> Any: ...
+        Mixed = view_class(IdempotencyMixin, View, post=answers(), put=answers(), idempotency={"ttl": 60})
 
         class Dynamic(Mixed):
             def get_idempotency_options(self) -> Any: ...
