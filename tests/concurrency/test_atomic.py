@@ -44,7 +44,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return open_
 
 
-def test_fifty_duplicates_at_once_make_one_order(post: Post, in_threads: Threads) -> None:
+def test_duplicates_at_once_make_one_order(post: Post, in_threads: Threads) -> None:
     """One runs; the others are told to come back, or get its answer."""
     barrier = Barrier(50, timeout=30)
 
