@@ -1,4 +1,4 @@
-"""The views that tests protect. Most create an order, and a few charge first; what differs is how they are written."""
+"""The views that tests protect. Most create an order, and answer with it; the rest of a test says what is special."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views import View
 
-from django_idempotency import get_operation
 from tests.shopapp.models import Order
 
 Called = Callable[..., Any]
@@ -40,19 +39,6 @@ def acreates(status: int = 201, **fields: Any) -> Called:
         return JsonResponse({"id": (await Order.objects.acreate(**fields)).pk}, status=status)
 
     return create
-
-
-def pays(charge: Called, *, between: Called = lambda operation: None, status: int = 201) -> Called:
-    """A leased view: `charge` gets the derived key, and what it returns is the reference of the order."""
-
-    def pay(request: HttpRequest) -> HttpResponse:
-        operation = get_operation(request)
-        charged = operation.call("charge", charge, operation.derive_key("charge"))
-        between(operation)
-        order = operation.write("order", Order.objects.create, reference=charged)
-        return JsonResponse({"order": order.pk, "charge": charged, "attempt": operation.attempt}, status=status)
-
-    return pay
 
 
 def view_class(*bases: type, **attributes: Any) -> Any:

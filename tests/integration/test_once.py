@@ -95,22 +95,6 @@ class TestAtomic:
         with pytest.raises(PayloadMismatch):
             run_once(place, scope="s", key="k", payload={"at": cut.replace(microsecond=123_457)})
 
-    def test_payloads_are_compared_by_value(self) -> None:
-        """The order of names does not matter, and no payload is compared with none."""
-        run_once(place, scope="s", key="k", payload={"a": 1, "b": 2})
-        assert run_once(place, scope="s", key="k", payload={"b": 2, "a": 1}).replayed is True
-        assert run_once(place, scope="s", key="k").replayed is True
-
-    def test_the_same_key_inside_itself_is_refused(self) -> None:
-        """It would never end. The key is free again."""
-
-        def work() -> Any:
-            return run_once(work, scope="s", key="k", operation="o").value
-
-        with pytest.raises(IdempotencyConfigurationError, match="'o' came back to its own key"):
-            run_once(work, scope="s", key="k", operation="o")
-        assert IdempotencyKey.objects.count() == 0
-
     def test_it_joins_the_callers_transaction(self) -> None:
         """Rolled back with it, the key is free again."""
 
@@ -139,9 +123,9 @@ class TestMistakes:
         with pytest.raises(IdempotencyConfigurationError, match='Pass operation="…"'):
             run_once(work, scope="s", key="k")
 
-    @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "ünï", None, True, 5.0])
-    def test_bad_keys(self, key: Any) -> None:
-        """Named, before anything is asked of the database."""
+    @pytest.mark.parametrize("key", [None, True, 5.0])
+    def test_a_key_that_is_no_text(self, key: Any) -> None:
+        """It is named, and nothing runs. Bad texts are in tests/contracts."""
         with pytest.raises(InvalidKey, match="key="):
             run_once(place, scope="s", key=key)
         assert RUNS == []

@@ -22,6 +22,7 @@ from ninja.testing import TestClient
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.ninja import idempotent_operation
+from tests.ninja.api_urls import maker
 from tests.shopapp.models import Order
 
 Serve = Callable[[NinjaAPI], Client]
@@ -30,12 +31,7 @@ RIGHT = '    @api.post("/orders")\n    @idempotent_operation\n    def create_ord
 
 @pytest.fixture
 def make() -> Any:
-    """A new function: routing leaves a mark on it."""
-
-    def make(request: HttpRequest) -> Any:
-        return {"id": Order.objects.create().pk}
-
-    return make
+    return maker()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from django.urls import include, path
 from django_idempotency import get_operation, idempotent
 from tests.factories import UserFactory
 from tests.shopapp.models import Ledger, Order
+from tests.views import acreates
 
 DATA = {"reference": "a book", "amount": 1}
 """What the tests send."""
@@ -54,14 +55,10 @@ good = idempotent(order)
 members = login_required(idempotent(order))
 optional = idempotent(required=False)(order)
 secret = idempotent(store_body=False)(order)
+asynchronous = idempotent(acreates())
 dated = idempotent(late_keys="refuse")(order)
 by_field = idempotent(key=lambda request: request.POST.get("event"))(order)
 by_header = idempotent(key=lambda request: request.headers.get("X-Event"))(order)
-
-
-@idempotent
-async def asynchronous(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
 
 
 @idempotent(using="other")
