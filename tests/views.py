@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import iscoroutinefunction, markcoroutinefunction
+from inspect import iscoroutinefunction
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -50,9 +50,16 @@ def view_class(*bases: type, **attributes: Any) -> Any:
 
 
 def _handler(verb: str, view: Called) -> Called:
-    def handle(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return view(*args, **kwargs)
+    if iscoroutinefunction(view):
+
+        async def handle(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await view(*args, **kwargs)
+
+    else:
+
+        def handle(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return view(*args, **kwargs)
 
     handle.__name__ = verb
     handle.__qualname__ = f"Orders.{verb}"
-    return markcoroutinefunction(handle) if iscoroutinefunction(view) else handle
+    return handle

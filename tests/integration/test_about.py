@@ -241,10 +241,8 @@ class TestAsync:
         assert seen(post, "/async/leased", view) == {"EUR": 1, "USD": 2}
 
     def test_awrite_passes_all_arguments(self, post: Post) -> None:
-        async def view(operation: Any) -> Any:
-            return await operation.awrite("sums", dict, [("EUR", 1)], USD=2)
-
-        assert seen(post, "/async/leased", view) == {"EUR": 1, "USD": 2}
+        sums = seen(post, "/async/leased", lambda operation: operation.awrite("sums", dict, [("EUR", 1)], USD=2))
+        assert sums == {"EUR": 1, "USD": 2}
 
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""

@@ -115,13 +115,7 @@ class TestAnAnswerBeforeTheSteps:
 
     def test_nor_does_one_behind_the_first_step(self, post: Post) -> None:
         """Charge and order are there; the view asks for the charge alone."""
-
-        def view(request: Any) -> None:
-            charge(request.idempotency)
-            order(request.idempotency)
-            breaks()
-
-        HOOKS["view"] = view
+        HOOKS["view"] = lambda request: (charge(request.idempotency), order(request.idempotency), breaks())
         with pytest.raises(Broken):
             post()
         HOOKS["view"] = lambda request: charge(request.idempotency)
@@ -140,13 +134,7 @@ class TestAnAnswerBeforeTheSteps:
 
     def test_a_read_need_not_be_asked_for(self, post: Post) -> None:
         """The retry may do without the rate."""
-
-        def view(request: Any) -> None:
-            request.idempotency.fetch("rate", lambda: 1.5)
-            charge(request.idempotency)
-            breaks()
-
-        HOOKS["view"] = view
+        HOOKS["view"] = lambda r: (r.idempotency.fetch("rate", lambda: 1.5), charge(r.idempotency), breaks())
         with pytest.raises(Broken):
             post()
         HOOKS["view"] = lambda request: charge(request.idempotency)
@@ -207,10 +195,8 @@ def test_a_call_that_it_makes_in_vain_is_in_doubt() -> None:
         with pytest.raises(Broken):
             operation.call("refund", breaks)
 
-    def view(operation: Operation) -> Any:
-        return [operation.in_doubt, operation.call("refund", lambda: "refunded"), operation.in_doubt]
-
-    assert pay(view, refund) == [["refund"], "refunded", []]
+    seen = pay(lambda made: [made.in_doubt, made.call("refund", lambda: "refunded"), made.in_doubt], refund)
+    assert seen == [["refund"], "refunded", []]
 
 
 @pytest.mark.parametrize("status", [400, 402, 202])

@@ -156,12 +156,7 @@ class TestSteps:
 
     def test_a_step_knows_whether_its_key_was_asked_for(self, post: Post) -> None:
         """Before the call. So a person knows whether the other side can look the call up by its derived key."""
-
-        def pay(operation: Any) -> int:
-            operation.call("charge", lambda key: 1, operation.derive_key("charge"))
-            return int(operation.call("mail", lambda: 1))
-
-        self.run(post, pay)
+        self.run(post, lambda made: [made.call("charge", str, made.derive_key("charge")), made.call("mail", str)])
         assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": True, "mail": False}
 
     def test_one_start_without_its_derived_key_is_remembered(self) -> None:

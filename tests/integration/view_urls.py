@@ -26,9 +26,8 @@ from tests.shopapp.models import Ledger, Line, Order
 from tests.views import answers, creates, view_class
 
 
-def order(request: HttpRequest) -> int:
-    created: Order = Order.objects.create(reference=request.headers.get("X-Reference", ""))
-    return created.pk
+def order() -> int:
+    return Order.objects.create().pk
 
 
 create = idempotent(creates())
@@ -37,26 +36,26 @@ create = idempotent(creates())
 @idempotent
 def answer(request: HttpRequest) -> HttpResponse:
     """Write, then answer with the status that the request names."""
-    order(request)
+    order()
     return HttpResponse(f"{Order.objects.count()} orders", status=int(request.GET["status"]))
 
 
 @idempotent
 def fail(request: HttpRequest) -> HttpResponse:
-    order(request)
+    order()
     raise ValueError("the view fails")
 
 
 @idempotent
 def fail_after_commit(request: HttpRequest) -> HttpResponse:
-    order(request)
+    order()
     transaction.on_commit(lambda: [][0])
     return HttpResponse("ok")
 
 
 @idempotent
 def fail_at_commit(request: HttpRequest) -> HttpResponse:
-    order(request)
+    order()
     Line.objects.create(order_id=2**40)
     return HttpResponse("ok", status=201)
 
@@ -64,7 +63,7 @@ def fail_at_commit(request: HttpRequest) -> HttpResponse:
 @idempotent
 def swallow(request: HttpRequest) -> HttpResponse:
     """Hide a database error and answer as if nothing had happened."""
-    order(request)
+    order()
     Ledger.objects.create(entry="once")
     try:
         if request.GET.get("raw"):
@@ -81,7 +80,7 @@ def dry_run(request: HttpRequest) -> HttpResponse:
     """Write, and ask Django to roll back: the writes, or those of an inner block."""
     inner = transaction.atomic(savepoint="savepoint" in request.GET) if "inner" in request.GET else nullcontext()
     with inner:
-        order(request)
+        order()
         transaction.set_rollback(True)
     return HttpResponse("dry", status=int(request.GET["status"]))
 
@@ -93,7 +92,7 @@ def gives_up(request: HttpRequest) -> HttpResponse:
         transaction.set_rollback(True)
     transaction.set_rollback(True)
     transaction.set_rollback(False)
-    order(request)
+    order()
     with suppress(ValueError), transaction.atomic(savepoint=False):
         raise ValueError
     return HttpResponse("hidden")
@@ -114,7 +113,7 @@ def handled(request: HttpRequest) -> HttpResponse:
 @idempotent
 def template(request: HttpRequest) -> HttpResponse:
     body = engines["django"].from_string("{{ orders }} in {{ atomic }}")
-    order(request)
+    order()
     context = {"orders": Order.objects.count, "atomic": lambda: connection.in_atomic_block}
     return TemplateResponse(request, body, context)
 
@@ -122,7 +121,7 @@ def template(request: HttpRequest) -> HttpResponse:
 @idempotent
 def mirror(request: HttpRequest) -> HttpResponse:
     """Answer with the bytes and headers that the request asks for."""
-    order(request)
+    order()
     response = HttpResponse(request.body, content_type=request.headers.get("X-Type", "text/plain"))
     for name, value in json.loads(request.headers.get("X-Headers", "{}")).items():
         response[name] = value
@@ -134,7 +133,7 @@ def mirror(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def empty(request: HttpRequest) -> HttpResponse:
-    order(request)
+    order()
     response = HttpResponse(status=204)
     del response["Content-Type"]
     return response
@@ -142,46 +141,46 @@ def empty(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def stream(request: HttpRequest) -> Any:
-    return StreamingHttpResponse(iter([b"a", b"b"]), status=201, headers={"Location": f"/orders/{order(request)}"})
+    return StreamingHttpResponse(iter([b"a", b"b"]), status=201, headers={"Location": f"/orders/{order()}"})
 
 
 @idempotent
 def download(request: HttpRequest) -> Any:
-    order(request)
+    order()
     return FileResponse(iter([b"x"]))
 
 
 @idempotent
 def moved(request: HttpRequest) -> HttpResponse:
-    return HttpResponseRedirect(f"/handlers?id={order(request)}")
+    return HttpResponseRedirect(f"/handlers?id={order()}")
 
 
 @idempotent
 def too_large(request: HttpRequest) -> HttpResponse:
-    order(request)
+    order()
     return HttpResponse(b"0123456789" * 500_000, headers={"Location": "/orders/1"})
 
 
 @idempotent(store_body=False)
 def secret(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("secret", status=201, headers={"Location": f"/orders/{order(request)}"})
+    return HttpResponse("secret", status=201, headers={"Location": f"/orders/{order()}"})
 
 
 @idempotent
 def upload(request: HttpRequest) -> HttpResponse:
-    order(request)
+    order()
     return JsonResponse({name: [f.name, f.size] for name, f in request.FILES.items()} | dict(request.POST.items()))
 
 
 @idempotent(required=False)
 def optional(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": order(request), "atomic": connection.in_atomic_block})
+    return JsonResponse({"id": order(), "atomic": connection.in_atomic_block})
 
 
 @login_required
 @idempotent(may_replay=lambda request: request.headers.get("X-Denied") is None)
 def mine(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"id": order(request), "user": request.user.username})
+    return JsonResponse({"id": order(), "user": request.user.username})
 
 
 @transaction.non_atomic_requests

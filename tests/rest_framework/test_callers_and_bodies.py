@@ -20,6 +20,7 @@ from django_idempotency import Idempotency
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.shopapp.models import Order
+from tests.views import creates, view_class
 
 
 class Partner(BaseAuthentication):
@@ -30,13 +31,6 @@ class Partner(BaseAuthentication):
         return (AnonymousUser(), name) if name else None
 
 
-class Partners(IdempotencyMixin, APIView):
-    authentication_classes = [Partner]
-
-    def post(self, request: Any) -> Response:
-        return Response({"id": Order.objects.create().pk, "partner": request.auth}, 201)
-
-
 class Bearer(BaseAuthentication):
     """Returns the name in another header. It may be a partner's name as well."""
 
@@ -45,44 +39,30 @@ class Bearer(BaseAuthentication):
         return (AnonymousUser(), name) if name else None
 
 
-class BearersAndPartners(Partners):
-    authentication_classes = [Bearer, Partner]
+def told_by(*authenticators: Any) -> Any:
+    return view_class(IdempotencyMixin, APIView, post=creates(), authentication_classes=authenticators).as_view()
 
 
-class UsersAndPartners(Partners):
-    authentication_classes = [SessionAuthentication, TokenAuthentication, Partner]
+def raw(**attributes: Any) -> Any:
+    """A view that reads the body, or what the parsers make of it."""
 
-
-class Raw(IdempotencyMixin, APIView):
-    """Reads the body, or what the parsers make of it."""
-
-    def post(self, request: Any) -> HttpResponse:
+    def read(request: Any) -> HttpResponse:
         Order.objects.create()
         if "parse" in request.query_params:
             return Response({"data": str(request.data)})
         return HttpResponse(request.body[:10])
 
-
-class Leased(Raw):
-    idempotency = Idempotency(lease=60)
-
-
-class JsonOnly(Raw):
-    parser_classes = [JSONParser]
-
-
-class Observed(Raw):
-    idempotency = Idempotency(lease=60, observe=True)
+    return view_class(IdempotencyMixin, APIView, post=read, **attributes).as_view()
 
 
 urlpatterns = [
-    path("partners", Partners.as_view()),
-    path("both", BearersAndPartners.as_view()),
-    path("users-and-partners", UsersAndPartners.as_view()),
-    path("raw", Raw.as_view()),
-    path("leased", Leased.as_view()),
-    path("json-only", JsonOnly.as_view()),
-    path("observed", Observed.as_view()),
+    path("partners", told_by(Partner)),
+    path("both", told_by(Bearer, Partner)),
+    path("users-and-partners", told_by(SessionAuthentication, TokenAuthentication, Partner)),
+    path("raw", raw()),
+    path("leased", raw(idempotency=Idempotency(lease=60))),
+    path("json-only", raw(parser_classes=[JSONParser])),
+    path("observed", raw(idempotency=Idempotency(lease=60, observe=True))),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_callers_and_bodies")]
 DEEP = "[" * 200_000

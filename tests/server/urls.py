@@ -13,7 +13,6 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency import get_operation, idempotent
@@ -22,7 +21,7 @@ from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.boundaries import boundary
 from tests.servers import ANSWER, http_get, http_post
 from tests.shopapp.models import Ledger, Line, Order
-from tests.views import acreates
+from tests.views import acreates, view_class
 
 
 def pause(request: Any, place: str) -> None:
@@ -41,15 +40,8 @@ def work(request: Any) -> int:
     return order.pk
 
 
-@csrf_exempt
-@idempotent
-def plain(request: HttpRequest) -> HttpResponse:
+def create(request: Any) -> HttpResponse:
     return JsonResponse({"id": work(request)}, status=201)
-
-
-class Rest(IdempotencyMixin, APIView):
-    def post(self, request: Any) -> Response:
-        return Response({"id": work(request)}, status=201)
 
 
 @csrf_exempt
@@ -177,11 +169,10 @@ async def leased_async(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": placed, "charge": charged, "attempt": operation.attempt}, status=201)
 
 
-class AsyncView(IdempotentView, View):
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        order = await Order.objects.acreate(reference="class")
-        await hang(request, "view")
-        return JsonResponse({"id": order.pk}, status=201)
+async def create_in_a_class(request: HttpRequest) -> HttpResponse:
+    order = await Order.objects.acreate(reference="class")
+    await hang(request, "view")
+    return JsonResponse({"id": order.pk}, status=201)
 
 
 async def ping(request: HttpRequest) -> HttpResponse:
@@ -206,12 +197,12 @@ urlpatterns = [
     path("recover", recover),
     path("async", asynchronous),
     path("async/leased", leased_async),
-    path("async/class", csrf_exempt(AsyncView.as_view())),
+    path("async/class", csrf_exempt(view_class(IdempotentView, View, post=create_in_a_class).as_view())),
     path("async/wait", csrf_exempt(idempotent(wait=20)(acreates(reference="waited")))),
     path("async/ping", ping),
     path("leased", leased_plain),
-    path("plain", plain),
+    path("plain", csrf_exempt(idempotent(create))),
     path("transfer", transfer),
-    path("rest", Rest.as_view()),
+    path("rest", view_class(IdempotencyMixin, APIView, post=create).as_view()),
     path("read", read),
 ]

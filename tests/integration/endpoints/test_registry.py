@@ -16,6 +16,7 @@ from django_idempotency import IdempotencyConfigurationError, Result, idempotent
 from django_idempotency.engine.declare.registry import Declaration, registered
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.endpoints.shop import view
+from tests.views import answers, view_class
 
 
 def ask(operation: Any) -> None: ...
@@ -78,11 +79,7 @@ def test_a_function_of_once() -> None:
 
 def test_a_mixin() -> None:
     """When its URL is made, with what `as_view()` is given, and whether the view decides for each request."""
-
-    class Pay(IdempotencyMixin, View):
-        idempotency = leased("registry.mixin")
-
-        def post(self, request: Any) -> Any: ...
+    Pay = view_class(IdempotencyMixin, View, post=answers(), idempotency=leased("registry.mixin"))
 
     class Dynamic(Pay):
         idempotency = leased("registry.dynamic")
