@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import cycle
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -318,14 +319,19 @@ def create(request: Any) -> Answer:
     return order()
 
 
-def answers(status: int) -> Callable[[Any], Answer]:
-    return lambda request: order(status)
+def answers(*statuses: int) -> Callable[[Any], Answer]:
+    """Work that answers with one status after the other, and begins again."""
+    turns = cycle(statuses)
+    return lambda request: order(next(turns))
 
 
-def raises(error: Exception) -> Callable[[Any], Answer]:
+def raises(*errors: Exception) -> Callable[[Any], Answer]:
+    """Work that raises one error after the other, and begins again."""
+    turns = cycle(errors)
+
     def work(request: Any) -> Answer:
         order()
-        raise error
+        raise next(turns)
 
     return work
 
