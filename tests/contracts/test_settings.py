@@ -69,7 +69,8 @@ PROJECT: dict[str, Any] = {
     "OBSERVE": True,
 }
 """A value of each option that is not its default."""
-FITS_NO_PROJECT = {"OPERATION": "orders"}
+FITS_NO_PROJECT = {"OPERATION": "orders", "BACKEND": "events"}
+"""Refused for a whole project: below, and in tests/unit/test_backends.py."""
 
 
 def a_key() -> str:
@@ -136,7 +137,7 @@ def test_each_pair_of_defaults_can_be_resolved(declared: dict[str, Any]) -> None
 
 def test_one_operation_for_the_whole_project_is_refused() -> None:
     """A key of one operation would be answered with the response of another."""
-    with override_settings(IDEMPOTENCY=FITS_NO_PROJECT):
+    with override_settings(IDEMPOTENCY={"OPERATION": FITS_NO_PROJECT["OPERATION"]}):
         (problem,) = check_project(None)
     assert (problem.id, problem.msg) == (
         "django_idempotency.E001",
