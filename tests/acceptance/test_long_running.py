@@ -48,7 +48,7 @@ def test_a_retry_gets_the_same_202(shop: RunningShop) -> None:
         "orders": 0,
     }
     operations = "SELECT string_agg(operation, ', ' ORDER BY id) FROM django_idempotency_idempotencykey WHERE key = %s"
-    assert shop.one(operations, key) == "make_report, order a report"
+    assert shop.one(operations, key) == "order a report, make_report"
 
 
 def test_the_page_shows_the_shop() -> None:
