@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection
 from django.test import Client, override_settings
-from django.urls import include, path
+from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from tests.acceptance.pages import templates
 from tests.shopapp import models
-
-needs_drf = pytest.mark.skipif(find_spec("rest_framework") is None, reason="about the REST framework")
 
 
 @pytest.mark.django_db
@@ -36,18 +33,6 @@ def test_the_examples_with_a_login_create_one_order(name, run, serve, client, dj
     client.force_login(django_user_model.objects.create_user("somebody"))
 
     send(client, "/again/", {"amount": 1})
-
-
-@needs_drf
-@pytest.mark.django_db
-def test_the_viewset_creates_one_order(run, serve, client):
-    """With the router of the framework."""
-    from rest_framework.routers import DefaultRouter
-
-    router = DefaultRouter()
-    router.register("orders", run("README.md", "shop/api.py").OrderViewSet)
-
-    serve(path("api/", include(router.urls)))(client, "/api/orders/", {"reference": "a book", "amount": 1})
 
 
 @pytest.mark.django_db
