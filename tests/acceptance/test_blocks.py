@@ -48,13 +48,21 @@ def test_every_block_runs(run: Any, page: str, name: str) -> None:
     run(page, name, INSTALLED_APPS=[])
 
 
-@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/guarantees.md", *PAGES])
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     """Relative links name a file that exists, and a heading in it."""
     for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", (ROOT / page).read_text()):
         file = (ROOT / page).parent / target if target else ROOT / page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    """A guarantee whose test was renamed has no test."""
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", (ROOT / "tests/guarantees.md").read_text())
+    assert len(named) > 50
+    missing = [(file, test) for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+    assert missing == []
 
 
 def anchors(page: Path) -> list[str]:
