@@ -64,17 +64,21 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
 SMALL = ["-DRECOVERY", "-DCRASHES=1", "-DLAPSES=1", "-DLEFT=1"]
 
 
-@pytest.mark.parametrize("policy", [[], ["-DRETRY"], ["-DHOLD"]], ids=["retry-keyed", "retry", "hold"])
+LONG = pytest.mark.skipif(not os.environ.get("SPIN_ALL"), reason="NOT RUN: needs SPIN_ALL=1, as in tox run -e model")
+OTHERS = [pytest.param([policy], marks=LONG, id=policy) for policy in ("-DRETRY", "-DHOLD")]
+
+
+@pytest.mark.parametrize("policy", [pytest.param([], id="retry-keyed"), *OTHERS])
 @pytest.mark.parametrize(
     ("claim", "model"),
     [
         ("once", []),
         ("nobody_is_stuck", []),
         ("once", SMALL),
-        ("nobody_is_stuck", SMALL),
+        pytest.param("nobody_is_stuck", SMALL, marks=LONG),
         ("no_charge_is_left", SMALL),
-        ("once", ["-DCATCHES"]),
-        ("no_charge_is_left", [*SMALL, "-DCATCHES"]),
+        pytest.param("once", ["-DCATCHES"], marks=LONG),
+        pytest.param("no_charge_is_left", [*SMALL, "-DCATCHES"], marks=LONG),
     ],
 )
 def test_the_claim_holds(check: Check, claim: str, model: list[str], policy: list[str]) -> None:
