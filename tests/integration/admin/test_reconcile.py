@@ -63,6 +63,17 @@ def test_what_it_does_not_know_is_told(
     assert (row().status, row().unknown) == ("failed", 1)
 
 
+def test_a_key_that_its_caller_completed_under_another_name_is_not_asked_about(
+    operator: Client, doubt: IdempotencyKey
+) -> None:
+    """After a rename the retry has run there, and what `reconcile` makes here would be a second order."""
+    HOOKS["reconcile"] = breaks
+    make_key(doubt.key, scope=doubt.scope, operation="POST payments/")
+    assert "its caller&#x27;s key is completed as &#x27;POST payments/&#x27;" in decide(operator, doubt, "reconcile")
+    doubt.refresh_from_db()
+    assert (doubt.status, doubt.unknown, doubt.decisions) == ("failed", 1, None)
+
+
 def test_an_error_of_the_setup_is_a_message(
     operator: Client, doubt: IdempotencyKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
