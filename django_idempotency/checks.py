@@ -42,7 +42,7 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 
 
 NEWEST = 20
-"""So many of the newest rows are decrypted by a check."""
+"""How many of the newest rows W017 tries to decrypt."""
 
 
 @register("django_idempotency")

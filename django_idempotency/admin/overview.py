@@ -137,7 +137,7 @@ def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[Idemp
 def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     """Return the rows of this key of this caller under other operations, such as under the route's old name.
 
-    The unique index finds the rows of a key, whoever has sent it. At most `LISTED` of them are looked at.
+    The unique index finds all rows of a key, whoever sent it. Only the first `LISTED` of them are read.
     """
     named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
     others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)

@@ -56,7 +56,7 @@ class RedisBackend(KeyValueBackend):
         try:
             return self._swap(*command)
         except (redis.ConnectionError, redis.TimeoutError):
-            # The first try may have taken effect. Then this one finds `new`, which says so.
+            # If the first try took effect after all, this one finds `new`.
             return self._swap(*command)
 
     def _swap(self, *command: Any) -> bytes | None:

@@ -211,6 +211,10 @@ class Options(Idempotency):
         return None if self.lease is None else seconds_of(self.lease)
 
     @cached_property
+    def mode(self) -> Mode:
+        return mode_of(self.backend, self.lease)
+
+    @cached_property
     def policy(self) -> OnAbandoned | None:
         """Return the option `on_abandoned`, or None in atomic mode. Atomic mode does not use `on_abandoned`."""
         return None if self.lease is None else self.on_abandoned

@@ -184,8 +184,7 @@ def once(
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)
-            resolved = resolve(layer)
-            leased = resolved.lease is not None and resolved.backend is None
+            leased = resolve(layer).mode == "leased"
             return run(
                 (lambda operation: work(operation=operation)) if leased else work,
                 **options | {"operation": name, "wait": patience(layer)},

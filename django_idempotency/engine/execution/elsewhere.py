@@ -5,24 +5,20 @@ work to either of them, so the work runs at least once, and for `ttl` seconds a 
 
 # Note [Who holds the key]
 A swap has taken effect if it found what it expected, or already found what it should leave behind: each value has the
-random token of its attempt, so a second try after a lost answer is harmless. A worker whose claim is gone tries once
-more on the empty name, because a lease that has run out with nobody waiting loses nothing. Whoever finds another token
-has been overtaken, and its client gets what a duplicate would get.
+random token of its attempt, so a second try after a lost answer is harmless. If a worker's claim is gone and nobody has
+taken its place, nothing is lost, so the worker tries once more on the empty name. A worker that finds another token has
+been overtaken, and its client gets what a duplicate would get.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from typing import Any, NoReturn, TypeVar, cast
 
-from django.conf import settings
 from django.db import connections
 
 from ...exceptions import IdempotencyConfigurationError, LeaseLost, NotDecryptable
@@ -48,10 +44,11 @@ from ..protocol.outcomes import (
 from ..protocol.stored_key import decide
 from ..stores.values import claim_value, is_of, name_of, read_value, result_value
 from .claiming import has_begun, waited_for
-from .leased import CHANGE
+from .leased import warned_about_changes
 from .operation import Operation, Work
 
 T = TypeVar("T")
+STRAY = "A view with backend= changed data: {!r}. A retry would do it again. Leave backend out."
 logger = logging.getLogger("django_idempotency")
 
 
@@ -90,7 +87,7 @@ def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[
 
 def _run(work: Work[T], operation: Operation) -> Finished[T]:
     try:
-        with _warned_about_writes():
+        with warned_about_changes(connections, STRAY):
             return work.run(operation)
     except _Overtaken:
         raise  # the framework has no answer to this: the client gets what a duplicate would get
@@ -122,7 +119,7 @@ class _Key:
         try:
             found = self.backend.swap(self.name, None, None if too_old else self.value, wanted.lease or 0)
             stored = None if found is None or found == self.value else read_value(found)
-        except Exception:  # noqa: BLE001 (whatever a backend raises means that it did not answer)
+        except Exception:  # noqa: BLE001 (a backend that raises anything hasn't answered)
             self._log("does not answer. Nothing has run")
             return Unavailable()
         if stored is not None:
@@ -222,22 +219,3 @@ def _refuse_transactions(backend: str) -> None:
                 "the database would outlive a rollback, and its retry would be told that all is done. Remove the "
                 "atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
             )
-
-
-@contextmanager
-def _warned_about_writes() -> Iterator[None]:
-    """With DEBUG, warn about each SQL statement of the work that changes data, which a retry would do again."""
-
-    def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        if CHANGE.match(str(sql)):
-            warnings.warn(
-                f"A view with backend= changed data: {str(sql)[:200]!r}. A retry would do it again. Leave backend out.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return execute(sql, params, many, context)
-
-    with ExitStack() as stack:
-        for connection in connections.all() if settings.DEBUG else ():
-            stack.enter_context(connection.execute_wrapper(watch))
-        yield

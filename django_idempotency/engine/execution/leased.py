@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db import Error, IntegrityError, transaction
+from django.db import Error, IntegrityError, connections, transaction
 
 from ...exceptions import (
     ClaimLost,
@@ -36,7 +36,7 @@ from .claiming import claim_or_wait, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
-CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
+_CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
 END = "the end of a leased view"
 UNKNOWN = "The work answered, and it is unknown whether one of its steps took effect."
 Kind = IdempotencyStep.Kind
@@ -180,24 +180,30 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
 
 
 def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
-    """If DEBUG is on, warn about each SQL statement that changes data outside of `operation.write()`.
+    return warned_about_changes(
+        [store.alias],
+        "A leased view changed data outside of operation.write(): {!r}. "
+        "A retry would do it again. Put it into a step: operation.write(name, function, …).",
+        excused=lambda sql: operation.writing or any(table in sql for table in OWN),
+    )
 
-    A retry would run such a statement again, because the statement does not belong to a `write` step.
+
+def warned_about_changes(
+    aliases: Iterable[str], text: str, *, excused: Callable[[str], bool] = lambda sql: False
+) -> AbstractContextManager[Any]:
+    """With DEBUG, warn about each SQL statement on these databases that changes data, because a retry would do it
+    again. The text gets the beginning of the statement.
     """
-    if not settings.DEBUG:
-        return nullcontext()
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        if not operation.writing and CHANGE.match(str(sql)) and not any(table in str(sql) for table in OWN):
-            warnings.warn(
-                f"A leased view changed data outside of operation.write(): {str(sql)[:200]!r}. "
-                "A retry would do it again. Put it into a step: operation.write(name, function, …).",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if _CHANGE.match(str(sql)) and not excused(str(sql)):
+            warnings.warn(text.format(str(sql)[:200]), RuntimeWarning, stacklevel=2)
         return execute(sql, params, many, context)
 
-    return store.connection.execute_wrapper(watch)
+    watched = ExitStack()
+    for alias in aliases if settings.DEBUG else ():
+        watched.enter_context(connections[alias].execute_wrapper(watch))
+    return watched
 
 
 class _Refused(OutcomeUnknown):

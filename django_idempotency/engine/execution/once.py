@@ -21,7 +21,7 @@ from django.db import transaction
 
 from ... import exceptions
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
+from ..conf import Idempotency, OnceKeywords, Options, as_options, get_settings, resolve
 from ..conf.fields import refuse_unknown
 from ..events import report, report_outcome, warn_if_unprotected
 from ..protocol import outcomes
@@ -100,7 +100,7 @@ def run_once(
     """
     resolved = resolve(once_options(options))
     backend, alias = resolved.backend, None if resolved.backend else alias_of(resolved)
-    leased = resolved.lease is not None and backend is None
+    leased = resolved.mode == "leased"
     function, conf = _Function(work, resolved.reconcile, leased), get_settings()
     if conf.paused and conf.pauses():
         name = operation_name(work, resolved.operation)
@@ -109,9 +109,7 @@ def run_once(
     if not conf.enabled:
         warn_if_unprotected(operation_name(work, resolved.operation))
         with nullcontext() if leased or backend else transaction.atomic(using=alias):
-            operation = Operation(None, steps_on=alias) if leased else AtomicOperation(None)
-            if backend:
-                operation = BackendOperation(None)
+            operation = operation_without_key(resolved)
             with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random
                 operation._derives_from = _identity(scope, operation_name(work, resolved.operation), key)
             return Result(function.called(operation), replayed=False)
@@ -214,6 +212,13 @@ def operation_name(work: Any, given: str | None) -> str:
             f'{work!r} has no name that stays the same in a retry. Pass operation="…", or a function of a module.'
         )
     return f"{work.__module__}.{name}"
+
+
+def operation_without_key(options: Options) -> Operation:
+    """Return what work gets that runs without protection: an operation whose steps are stored nowhere."""
+    if options.mode == "elsewhere":
+        return BackendOperation(None)
+    return Operation(None, steps_on=alias_of(options)) if options.mode == "leased" else AtomicOperation(None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 from django.http.response import HttpResponseBase
 
 from ..events import harmless, warn_if_unprotected
-from ..execution.elsewhere import BackendOperation
-from ..execution.operation import AtomicOperation, Operation
+from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
-from ..stores import alias_of
 from .atomic_requests import as_django_would, awaited_as_django_would
 from .callers import scope_of
 from .fingerprints import UNREADABLE
@@ -47,11 +45,7 @@ async def apass_through(call: ViewCall) -> HttpResponseBase:
 
 def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
     request: Any = call.request
-    if call.options.backend is not None:
-        request.idempotency = BackendOperation(None)
-    else:
-        leased = call.options.lease is not None
-        request.idempotency = Operation(None, steps_on=alias_of(call.options)) if leased else AtomicOperation(None)
+    request.idempotency = operation_without_key(call.options)
     request.idempotency._derives_from = identity
 
 
