@@ -27,9 +27,8 @@ CREATE INDEX idempotency_id_idx ON django_idempotency_idempotencykey (id);
 CREATE INDEX idempotency_expires_idx ON django_idempotency_idempotencykey (expires_at);
 CREATE INDEX idempotency_scope_idx ON django_idempotency_idempotencykey (scope);
 CREATE INDEX idempotency_locked_idx ON django_idempotency_idempotencykey (locked_until) WHERE locked_until IS NOT NULL;
-CREATE INDEX idempotency_attention_idx ON django_idempotency_idempotencykey (attention_at)
-    WHERE attention_at IS NOT NULL;
-CREATE INDEX idempotency_failed_idx ON django_idempotency_idempotencykey (created_at) WHERE last_error IS NOT NULL;
+CREATE INDEX idempotency_failed_idx ON django_idempotency_idempotencykey (attention_at, created_at)
+    WHERE last_error IS NOT NULL;
 CREATE INDEX idempotency_resource_idx ON django_idempotency_idempotencykey (resource_id, resource_type)
     WHERE resource_id IS NOT NULL;
 COMMIT;

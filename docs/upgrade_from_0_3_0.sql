@@ -30,9 +30,9 @@ ALTER TABLE django_idempotency_idempotencystep
     ALTER COLUMN scope_hash SET NOT NULL,
     ADD CONSTRAINT idempotency_step_uniq UNIQUE (key_id, key_hash, scope_hash, name);
 ALTER TABLE django_idempotency_idempotencykey ADD CONSTRAINT idempotency_attention_fits CHECK (
-    (attention_at IS NULL AND (NOT (status = 'failed') OR (effects = 0 AND unknown = 0)))
-    OR (attention_at IS NOT NULL AND status = 'failed' AND (unknown > 0 OR effects > 0))
+    (attention_at IS NOT NULL) = (unknown + effects > 0 AND status = 'failed')
 );
-CREATE INDEX idempotency_attention_idx ON django_idempotency_idempotencykey (attention_at)
-    WHERE attention_at IS NOT NULL;
+DROP INDEX idempotency_failed_idx;
+CREATE INDEX idempotency_failed_idx ON django_idempotency_idempotencykey (attention_at, created_at)
+    WHERE last_error IS NOT NULL;
 COMMIT;

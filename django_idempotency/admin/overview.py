@@ -16,7 +16,7 @@ from django.db.models.functions import Abs
 from django.utils.formats import number_format
 
 from ..engine.request.callers import ANONYMOUS
-from ..engine.stores.states import ATTENTION, FAILED, LAPSED, LIVE, STATES, UNLEASED, UNSETTLED, Clock, Seen
+from ..engine.stores.states import ATTENTION, FAILED_ONLY, LAPSED, LIVE, STATES, UNLEASED, UNSETTLED, Clock, Seen
 from ..models import IdempotencyKey
 from .texts import badge, readable_operation
 
@@ -48,7 +48,7 @@ SCANS = (
     (LAPSED, "locked_until", ("in_doubt", "half_done", "stuck")),
     (UNLEASED, "expires_at", ("in_doubt",)),
     (LIVE, "locked_until", ("in_flight",)),
-    (FAILED, "created_at", ("failed",)),
+    (FAILED_ONLY, "created_at", ("failed",)),
 )
 """What each index begins with, its column, and the states of the keys that are found there. The rows themselves say
 which: a condition on their counts would read on until it has found enough of them.

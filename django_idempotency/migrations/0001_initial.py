@@ -5,6 +5,7 @@ from typing import Any
 from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
+from django.db.models.lookups import Exact, GreaterThan, IsNull
 
 from django_idempotency.columns import ExactCharField, ExactTextField, IndexWhereSet
 
@@ -17,8 +18,9 @@ POLICIES = [
 OPTIONAL: dict[str, Any] = {"blank": True, "null": True}
 COUNT: dict[str, Any] = {"db_default": 0, "default": 0, "editable": False}
 KINDS = [("call", "external call"), ("fetch", "external read"), ("write", "local write")]
-ATTENTION_FITS = (models.Q(attention_at=None) & (~models.Q(status="failed") | models.Q(unknown=0, effects=0))) | (
-    models.Q(attention_at__isnull=False, status="failed") & (models.Q(unknown__gt=0) | models.Q(effects__gt=0))
+ATTENTION_FITS = Exact(
+    IsNull(models.F("attention_at"), False),
+    models.Q(GreaterThan(models.F("unknown") + models.F("effects"), 0), status="failed"),
 )
 KEY = "django_idempotency.idempotencykey"
 UNCONSTRAINED: dict[str, Any] = {"db_constraint": False, "db_index": False}
@@ -88,11 +90,10 @@ class Migration(migrations.Migration):
                     models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
                     models.Index(fields=["scope"], name="idempotency_scope_idx"),
                     IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
-                    IndexWhereSet(fields=["attention_at"], name="idempotency_attention_idx", set_column="attention_at"),
                     IndexWhereSet(
-                        fields=["created_at"],
+                        fields=["attention_at", "created_at"],
                         name="idempotency_failed_idx",
-                        plain_fields=("status", "created_at"),
+                        plain_fields=("status", "attention_at", "created_at"),
                         set_column="last_error",
                     ),
                     IndexWhereSet(

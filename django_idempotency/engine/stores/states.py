@@ -5,9 +5,9 @@ about a key] in `journal.py`). A key can be in several states at once, such as "
 the worst one, and `STATES` lists the worst first.
 
 # Note [Which index finds a state]
-A query begins with the condition of an index: `attention_at` is set for failed keys with an effect or a
-doubt, `locked_until` for keys with a lease, `last_error` for all failed keys. These partial indexes hold a handful of
-rows however large the table is. None of them names `status` or a counter, because PostgreSQL could then no longer
+A query begins with the condition of an index: `last_error` is set for failed keys, and `attention_at`
+for those with an effect or a doubt, which come first in that index; `locked_until` is set for keys with a lease. These
+partial indexes hold a handful of rows however large the table is. None of them names `status` or a counter, because PostgreSQL could then no longer
 complete a key or start and finish a step by a HOT update, which touches no index.
 
 A claim that was committed without a lease has no index of its own; such an index would change at every completion. The
@@ -74,8 +74,9 @@ UNFINISHED = Q(finished_at=None)
 SETTLED = Q(unknown=0, effects=0)
 """A key whose steps have no effect outside that a person or a retry must know of."""
 DUE = Q(expires_at__lte=Clock())
-UNSETTLED = Q(attention_at__isnull=False)  # by a check of the table, only failed keys have it
 FAILED = Q(status=Status.FAILED, last_error__isnull=False)
+UNSETTLED = FAILED & Q(attention_at__isnull=False)
+FAILED_ONLY = FAILED & Q(attention_at=None)
 LIVE = Q(locked_until__isnull=False, locked_until__gt=Clock())
 LAPSED = Q(status=Status.IN_PROGRESS, locked_until__isnull=False, locked_until__lte=Clock())
 UNLEASED = Q(status=Status.IN_PROGRESS, locked_until=None)

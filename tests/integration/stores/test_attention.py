@@ -45,7 +45,7 @@ def test_what_needs_attention_is_found_among_100_000_keys_by_partial_indexes() -
     with connection.cursor() as cursor:
         cursor.execute(FILL)
         cursor.execute("ANALYZE django_idempotency_idempotencykey, django_idempotency_idempotencystep")
-    attention, locked, expires = (f"idempotency_{name}_idx" for name in ("attention", "locked", "expires"))
+    attention, locked, expires = (f"idempotency_{name}_idx" for name in ("failed", "locked", "expires"))
     expected = [
         (half_done(), 10, {attention, locked}),
         (needs_attention(), 25, {attention, locked, expires}),

@@ -23,7 +23,7 @@ def test_migrated_tables_are_fine() -> None:
     assert found() == []
 
 
-@pytest.mark.parametrize("name", ["idempotency_expires_idx", "idempotency_failed_idx", "idempotency_attention_idx"])
+@pytest.mark.parametrize("name", ["idempotency_expires_idx", "idempotency_failed_idx"])
 def test_w007_names_an_index_that_is_missing(name: str) -> None:
     """As after the table was rebuilt by hand."""
     model = IdempotencyKey
