@@ -34,11 +34,13 @@ sent again without the view, so nothing is committed and the client gets 503. A 
 that request, at the price of a second transaction id for every other request: a busy database would have to freeze its
 tables twice as often.
 
-If the key table is empty when PostgreSQL plans a prepared statement, the plan is a sequential scan. A sequential scan
-reads the whole table. PostgreSQL keeps the plan of a prepared statement until the connection ends. So `enable_seqscan`
-must be off while PostgreSQL plans a prepared statement, and must be what it was before when the view runs. PostgreSQL
-evaluates the arguments of EXECUTE one after the other before it plans. The last two arguments therefore read
-`enable_seqscan` and switch it off, and the prepared statement itself restores what was read.
+PostgreSQL plans a prepared statement anew for its first five calls, and keeps the plan of the sixth. Had the key table
+been empty then, that plan would be a sequential scan, and would go on reading the whole table when it has grown. So
+`enable_seqscan` is off while a connection plans, and is what it was before when the view runs: PostgreSQL evaluates the
+arguments of EXECUTE one after the other before it plans, the last two read `enable_seqscan` and switch it off, and the
+statement restores what was read. After `PLANNED` calls the arguments are NULL, because switching costs as much as a
+tenth of the claim. Only ANALYZE and VACUUM of the table have a plan made anew after that. They see its real size, and
+the next ANALYZE follows when it has grown.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ except ImportError:  # The project uses psycopg2, or it has no driver for Postgr
 T = TypeVar("T")
 STATE = "_django_idempotency"
 """The attribute of psycopg's connection that holds one of the following states. See Note [Prepared statements]."""
+CALLS = "_django_idempotency_calls"
+"""The attribute that counts the calls of each prepared statement."""
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
 LOST = frozenset({"26000", "42P05"})
 """PostgreSQL's error codes invalid_sql_statement_name and duplicate_prepared_statement."""
@@ -89,8 +93,13 @@ WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backend
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
 """The methods that debugging tools replace in order to see each statement."""
 PARAMETER = re.compile(r"%\((\w+)\)s")
-SEQSCAN_OFF = b", current_setting('enable_seqscan'), set_config('enable_seqscan', 'off', true))"
-"""The last arguments of each EXECUTE. See Note [Prepared statements]."""
+SEQSCAN_OFF, PLANNED_ALREADY = (
+    b"current_setting('enable_seqscan'), set_config('enable_seqscan', 'off', true))",
+    b"NULL, NULL)",
+)
+"""The last arguments of an EXECUTE. See Note [Prepared statements]."""
+PLANNED = 10
+"""The calls of a prepared statement after which its plan is kept: the sixth makes it, and some may fail before that."""
 
 
 def statements(**texts: str) -> dict[str, Statement]:
@@ -102,9 +111,9 @@ def statements(**texts: str) -> dict[str, Statement]:
 def _prepared(text: str) -> str:
     names = _parameters(text)
     numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text)
-    # The second parameter is only there to be evaluated, but PREPARE refuses a parameter that nothing uses.
-    before, off = f"${len(names) + 1}", f"${len(names) + 2}"
-    return numbered.format(seqscan_back=f", set_config('enable_seqscan', {before}, {off}::text IS NOT NULL)")
+    before, off = f"${len(names) + 1}", f"${len(names) + 2}::text"
+    restored = f"set_config('enable_seqscan', {before}, true)"
+    return numbered.format(seqscan_back=f", CASE WHEN {off} IS NOT NULL THEN {restored} END")
 
 
 def _parameters(text: str) -> list[str]:
@@ -146,7 +155,10 @@ class Statement:
             else:
                 literals.append(b"'%b'" % str(value).encode())
         if vars(raw)[STATE] is PREPARED:
-            return self._call + b", ".join(literals) + SEQSCAN_OFF
+            calls = vars(raw).setdefault(CALLS, {})
+            calls[self._call] = called = calls.get(self._call, 0) + 1
+            literals.append(PLANNED_ALREADY if called > PLANNED else SEQSCAN_OFF)
+            return self._call + b", ".join(literals)
         return self._text % dict(zip(self._placeholders, literals, strict=True))
 
 

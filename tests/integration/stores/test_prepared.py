@@ -73,7 +73,7 @@ class TestWhen:
         """And the view's own statements are planned as always."""
         sql(f"TRUNCATE {TABLE} CASCADE", f"ANALYZE {TABLE}")
         seen = []
-        for number in range(12):  # from the sixth call on the plan is generic
+        for number in range(12):  # the sixth call makes the lasting plan, and after the tenth nothing is switched
             request_like(lambda: seen.append(ask("SHOW enable_seqscan")[0]), key=str(number))
             request_like(key=str(number))
         assert set(seen) == {"on"}
