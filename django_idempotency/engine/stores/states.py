@@ -37,24 +37,20 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # In SQLite, Django stores times as texts. This SQL writes the present time in Django's text format, so that SQLite
-    # can compare the present time with a stored time. Each percent sign is written twice, because one percent sign
-    # begins a placeholder.
+    # The text format in which Django stores times on SQLite. A single percent sign would begin a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
     ),
 }
-"""SQL of each database for its clock, and for its clock plus a parameter in seconds."""
+"""The clock of each database, and the clock plus a parameter in seconds."""
 
 
 class Clock(Func):
-    """This expression is the database's time at the start of the statement.
+    """The database's time at the start of the statement, plus `plus` seconds.
 
-    The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
-    with `Clock`. `Clock` uses neither the start time of the transaction nor the clock of the application server.
-
-    The argument `plus` is a number of seconds, which the database adds to its time.
+    It is constant within a statement, which lets an index serve comparisons with it. Neither the start of the
+    transaction nor the clock of the application server plays a part.
     """
 
     arity = 0
@@ -70,7 +66,7 @@ class Clock(Func):
 
 
 UNFINISHED = Q(finished_at=None)
-"""A step that was started and has no result, so nobody knows whether it took effect."""
+"""A step that was started and has no result, so that nobody knows whether it took effect."""
 SETTLED = Q(unknown=0, effects=0)
 """A key whose steps have no effect outside that a person or a retry must know of."""
 DUE = Q(expires_at__lte=Clock())
@@ -83,7 +79,7 @@ UNLEASED = Q(status=Status.IN_PROGRESS, locked_until=None)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One row of the key table and the database's time at which it was read, such as `.annotate(now=Clock())`."""
+    """A row of the key table, and the database's time at which it was read, such as `.annotate(now=Clock())`."""
 
     row: IdempotencyKey
     now: datetime
@@ -105,7 +101,7 @@ class Seen:
 
     @property
     def idle(self) -> bool:
-        """Whether the key has failed or is abandoned, so that a person may decide about it."""
+        """Whether a person may decide about the key, which has failed or is abandoned."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
@@ -197,23 +193,20 @@ COMPLETED = State(
     fits=lambda seen: seen.row.status == Status.COMPLETED,
 )
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
-"""All states, the worst state first."""
+"""All states, the worst first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
-"""The states that need attention. A key is in at most one of them, so the sum of their numbers is correct."""
+"""The states that need attention. A key is in at most one of them, so their counts add up."""
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)
-"""The condition for all keys that need attention: the union of `ATTENTION`, in the words of the three indexes."""
+"""All keys that need attention: the union of `ATTENTION`, worded for the three indexes."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""The condition for keys that a person may decide about. It has no index, so a query must also filter by ids."""
+"""Keys that a person may decide about. No index serves it, so a query must also filter by ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:
-    """Return the condition as SQL, for a statement that uses the key table and no other table.
-
-    The returned SQL contains all values, and has no placeholders.
-    """
+    """Return the condition as SQL on the key table alone, with its values as literals."""
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    # All values in this SQL are constants of this module, so no value comes from a client.
+    # The values are this module's constants; none comes from a client.
     literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
     return re.sub("%s", lambda found: next(literals), sql)
