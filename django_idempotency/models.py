@@ -13,7 +13,7 @@ from .exceptions import IdempotencyConfigurationError
 
 if not apps.is_installed("django_idempotency"):
     raise IdempotencyConfigurationError(
-        "django_idempotency is not among the INSTALLED_APPS, so it has no table for the keys. Add it there: "
+        "django_idempotency is not in INSTALLED_APPS, so it has no tables for its keys. Add it there: "
         'INSTALLED_APPS = [..., "django_idempotency"]. Then run: python manage.py migrate'
     )
 

@@ -238,7 +238,7 @@ class _Attempt(NoBridgeAbove):
             raise TransactionBroken(
                 "The view ended its own transaction in the middle: by a raw COMMIT or ROLLBACK, by a constraint or "
                 "trigger that says ROLLBACK, or by executescript(), which commits. What it wrote after that is "
-                "committed. So no retry runs: the key is held until a person decides about it. Use none of them in a "
+                "committed, so no retry runs: the key is held until a person decides about it. Use none of these in a "
                 "protected view."
             )
         if returned.verdict is Verdict.ROLL_BACK:
@@ -251,8 +251,8 @@ class _Attempt(NoBridgeAbove):
             return False
         if self.connection.closed_in_transaction:
             raise TransactionBroken(
-                "The view closed its database connection, by connection.close() or connections.close_all(). So the "
-                "database rolled back all its writes, and the view returned as if nothing had happened. Leave the "
+                "The view closed its database connection, by connection.close() or connections.close_all(). The "
+                "database rolled back all its writes, but the view returned as if nothing had happened. Leave the "
                 "connection open: Django closes it after the request."
             )
         raise TransactionBroken(
@@ -277,8 +277,9 @@ class _Attempt(NoBridgeAbove):
     def refuse_if_all_is_lost(self) -> None:
         if self.connection.needs_rollback:
             raise TransactionBroken(
-                "The database has rolled back the whole transaction: a deadlock, for example. What was written before "
-                "this operation, in the same transaction, is lost. Roll back, and start that transaction again."
+                "The database has rolled back the whole transaction, because of a deadlock, for example. What was "
+                "written before this operation, in the same transaction, is lost. Roll back, and start that "
+                "transaction again."
             )
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:

@@ -204,8 +204,9 @@ class BackendOperation(Operation):
 
     def _needs_the_table(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise IdempotencyConfigurationError(
-            "call, fetch and write keep their results in the table of keys, and this operation has backend=. Make the "
-            "call directly. For an effect that must not be repeated, leave backend out: leased mode has steps."
+            "call, fetch and write keep their results in the database, which this operation, with backend=, does not "
+            "use. Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has "
+            "steps."
         )
 
     call = acall = fetch = afetch = write = awrite = _needs_the_table
@@ -216,6 +217,6 @@ def _refuse_transactions(backend: str) -> None:
         if has_begun(connection):
             raise IdempotencyConfigurationError(
                 f"backend={backend!r} was reached inside a transaction of database {connection.alias!r}. A key outside "
-                "the database would outlive a rollback, and its retry would be told that all is done. Remove the "
-                "atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
+                "the database would outlive a rollback, and a retry would replay a result whose work is gone. Remove "
+                "the atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
             )

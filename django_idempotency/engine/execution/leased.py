@@ -355,9 +355,9 @@ class LeasedOperation(Operation):
         if done:
             raise TransactionBroken(
                 f"The function of operation.write({name!r}) lost its transaction in the middle: by a raw ROLLBACK, by "
-                "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has made anew. "
-                "What it wrote before that is lost, and what it wrote after that is committed. So the step is in "
-                "doubt until a person decides about it."
+                "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has replaced. "
+                "What it wrote before that is lost, and what it wrote after that is committed. The step is in doubt "
+                "until a person decides about it."
             )
 
     # --- the end

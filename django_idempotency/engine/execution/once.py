@@ -277,9 +277,9 @@ def _recorded(value: T) -> Finished[T]:
 
 def _identity(scope: str, operation: str, key: Key) -> Identity:
     if not isinstance(scope, str) or not scope:
-        raise IdempotencyConfigurationError(f"scope={scope!r}: give a non-empty str.")
+        raise IdempotencyConfigurationError(f"scope={scope!r}: pass a non-empty str.")
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
-        raise InvalidKey(f"key={key!r}: give a str, an int or a UUID.")
+        raise InvalidKey(f"key={key!r}: pass a str, an int or a UUID.")
     try:
         check_key(str(key))
     except InvalidKey as error:

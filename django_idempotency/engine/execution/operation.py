@@ -366,7 +366,7 @@ class AtomicOperation(Operation):
 def _check(name: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise IdempotencyConfigurationError(
-            f"{name!r} is no name for a step: give a str of 1 to {MAX_NAME} characters that stays the same in a retry."
+            f"{name!r} is not a valid step name: pass a str of 1 to {MAX_NAME} characters, the same in every attempt."
         )
 
 
@@ -406,8 +406,8 @@ def encode_step(value: Any) -> str:
     kept = encode(value)  # ASCII, so characters are bytes
     if len(kept) > MAX_STEP_BYTES:
         raise ResultNotStorable(
-            f"the result of a step takes {len(kept)} bytes as JSON, and {MAX_STEP_BYTES} are kept at most. Return what "
-            "the next steps need, such as the id of the charge."
+            f"the result of a step takes {len(kept)} bytes as JSON, and at most {MAX_STEP_BYTES} can be kept. Return "
+            "what the next steps need, such as the id of the charge."
         )
     return kept
 
@@ -472,8 +472,8 @@ def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resou
     typed = isinstance(what, str) and _fits(what, MAX_TYPE) and not any(c.isspace() for c in what)
     if not (typed and _fits(text, MAX_ID)):
         raise IdempotencyConfigurationError(
-            f"refer_to({what!r:.200}, {id_!r:.300}): give a saved model instance alone, or a type of 1 to {MAX_TYPE} "
-            f"characters without spaces and an id, a str, an int or a UUID of 1 to {MAX_ID} characters without control "
+            f"refer_to({what!r:.200}, {id_!r:.300}): pass a saved model instance alone, or a type of 1 to {MAX_TYPE} "
+            f"characters without spaces and an id: a str, an int or a UUID of 1 to {MAX_ID} characters without control "
             "characters, as in refer_to('order', '59')."
         )
     return what, text

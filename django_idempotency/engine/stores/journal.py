@@ -335,7 +335,7 @@ def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
 
 def lease_lost() -> LeaseLost:
     return LeaseLost(
-        "The lease of this operation was over, and another worker has taken its idempotency key over, or an operator "
+        "The lease of this operation expired, and another worker has taken over its idempotency key, or an operator "
         "has decided its outcome. Nothing of this step was committed. If the work is slow, pass a longer lease= or "
         "call operation.renew() in between. If the work switches the schema or the database (search_path, USE), let it "
         "switch back before each step and before it returns."

@@ -170,7 +170,7 @@ class PostgreSQLStore(Store):
             raise IdempotencyConfigurationError(
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
                 "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
-                "batches: one transaction for each item is best. Else raise max_locks_per_transaction."
+                "batches: one transaction for each item is best. Otherwise raise max_locks_per_transaction."
             ) from error
         if "statement pooling mode" in str(error):
             raise IdempotencyConfigurationError(

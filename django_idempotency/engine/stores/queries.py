@@ -171,7 +171,7 @@ def as_stored_key(values: Any) -> StoredKey:
     if not isinstance(row["status"], str):
         # Comparing the row with the request needs `str`.
         raise IdempotencyConfigurationError(
-            f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
+            f"the database returns text as {row['status']!r}, not as a str. Set client_encoding to UTF8 on this "
             "connection."
         )
     for name in BYTES:

@@ -114,8 +114,8 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
-            f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set the list with the key that the "
-            "row was written with. Until then the key is refused."
+            f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set it to a list with the "
+            "encryption key of this row. Until then the idempotency key is refused."
         )
     from cryptography.exceptions import InvalidTag
 
@@ -124,9 +124,9 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
             return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
     raise NotDecryptable(
-        f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Add the key that the row was "
-        "written with to the end of the list. Until then the key is refused. If no key is missing, the row was changed "
-        "in the database: the text, its place, the status code or the fingerprint."
+        f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one that the row "
+        "was written with. Until then the idempotency key is refused. If none is missing, the row was changed in the "
+        "database: the text, its place, the status code or the fingerprint."
     )
 
 

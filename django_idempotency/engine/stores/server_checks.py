@@ -43,7 +43,7 @@ def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[Ch
         if wanted and found.get(field.column, wanted) != wanted:
             yield Warning(
                 f"column {field.column!r} of table {meta.db_table!r} in database {connection.alias!r} has the "
-                f"collation {found[field.column]!r}, which may take two texts for one.",
+                f"collation {found[field.column]!r}, under which two different texts may be equal.",
                 hint=f"ALTER TABLE {meta.db_table} MODIFY {field.column} {field.db_type(connection)} COLLATE {wanted} "
                 "NOT NULL",
                 id="django_idempotency.W008",
@@ -77,8 +77,8 @@ def check_engines(connection: Any) -> Iterator[CheckMessage]:
         if engine != ENGINE:
             yield Error(
                 f"database {alias!r} keeps table {table!r} in the storage engine {engine!r}. A claim there is not "
-                "rolled back when its view fails, and the key stays in progress for ever. The locks of keys are those "
-                f"of {ENGINE}.",
+                "rolled back when its view fails, and the key stays in progress for ever. Claims rely on the locks of "
+                f"{ENGINE}.",
                 hint=f"Set default_storage_engine = {ENGINE} in the server's settings. If the table exists, run: "
                 f"ALTER TABLE {table} ENGINE = {ENGINE}",
                 id="django_idempotency.E009",
@@ -122,7 +122,7 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
             continue
         yield Error(
             f"database {connection.alias!r} is Citus, and its table {table!r} is {kind}. If a node fails between two "
-            "commits, an order can be there without its key, and a retry makes a second order.",
+            "commits, an order can be stored without its key, and a retry creates a second one.",
             hint="Give each tenant a distributed schema with the tables of the keys in it. Or keep the keys in plain "
             "tables on the coordinator, and run citus_two_phase.sql there, from the folder docs of the source code.",
             id="django_idempotency.E014",

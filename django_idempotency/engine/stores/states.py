@@ -135,8 +135,8 @@ IN_DOUBT = State(
     name="in_doubt",
     label=_("in doubt"),
     to_do=_(
-        "It is unknown whether a step took effect, or what a view has committed that ended its own transaction. Look "
-        "in the books of the other side, then record the result, answer, or release the key."
+        "Nobody knows whether a step took effect, or what was committed by a view that ended its own transaction. "
+        "Look it up on the other side, then record the result, answer, or release the key."
     ),
     condition=((UNSETTLED | LAPSED) & Q(unknown__gt=0)) | (UNLEASED & DUE),
     fits=lambda seen: seen.unleased or (seen.idle and seen.row.unknown > 0),
@@ -145,8 +145,8 @@ HALF_DONE = State(
     name="half_done",
     label=_("half done"),
     to_do=_(
-        "A call took effect outside, and the operation did not end. The next retry goes on from there. If none comes, "
-        "undo the call there and answer, or finish the work and answer. If the value of a call was lost, enter it."
+        "A call took effect outside, but the operation never finished. The next retry continues from there. If none "
+        "comes, undo the call or finish the work, and then answer. If the value of a call was lost, enter it."
     ),
     condition=(UNSETTLED | LAPSED) & Q(unknown=0, effects__gt=0),
     fits=lambda seen: seen.idle and not seen.unleased and seen.row.unknown == 0 and seen.row.effects > 0,
@@ -154,10 +154,7 @@ HALF_DONE = State(
 STUCK = State(
     name="stuck",
     label=_("stuck"),
-    to_do=_(
-        "No worker holds the key any more, and nothing was called. The next retry takes the key over, or a cleanup "
-        "frees the key."
-    ),
+    to_do=_("Its worker is gone, and nothing was called. The next retry takes the key over, or a cleanup frees it."),
     condition=LAPSED & SETTLED,
     fits=lambda seen: seen.abandoned and not seen.unleased and seen.row.unknown == seen.row.effects == 0,
     order=("locked_until",),
@@ -165,7 +162,7 @@ STUCK = State(
 IN_FLIGHT = State(
     name="in_flight",
     label=_("in flight"),
-    to_do=_("A worker holds the key. Wait for the end of its lease."),
+    to_do=_("A worker holds the key. Wait until it finishes or its lease expires."),
     condition=LIVE,
     fits=lambda seen: seen.live,
     order=("locked_until",),
@@ -173,14 +170,14 @@ IN_FLIGHT = State(
 EXPIRED = State(
     name="expired",
     label=_("expired"),
-    to_do=_("The time to keep the key is over. The next cleanup deletes the key."),
+    to_do=_("The key is no longer kept. The next cleanup deletes it."),
     condition=DUE & (Q(status=Status.COMPLETED) | Q(status=Status.FAILED, attention_at=None)),
     order=("expires_at",),
 )
 FAILED_STATE = State(
     name="failed",
     label=_("failed"),
-    to_do=_("The next retry runs at once, and goes on from the steps that are kept."),
+    to_do=_("The next retry runs at once, and continues after the stored steps."),
     condition=FAILED,
     fits=lambda seen: seen.row.status == Status.FAILED,
     order=("created_at",),
@@ -188,7 +185,7 @@ FAILED_STATE = State(
 COMPLETED = State(
     name="completed",
     label=_("completed"),
-    to_do=_("Retries get the stored answer."),
+    to_do=_("Retries get the stored response."),
     condition=Q(status=Status.COMPLETED),
     fits=lambda seen: seen.row.status == Status.COMPLETED,
 )

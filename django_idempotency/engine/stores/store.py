@@ -141,8 +141,8 @@ class Store(ABC):
             f"database {self.alias!r} has no up-to-date table {IdempotencyKey._meta.db_table!r}. "
             + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}. "
-            "If it has nothing to apply, the table is of 0.3.0: docs/versions.md upgrades it. To drop it would run its "
-            "keys again."
+            "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/versions.md shows. Dropping it "
+            "would run its keys again."
         ) from error
 
     # --- public methods
@@ -390,8 +390,8 @@ def new_claim(row_id: int, wanted: ClaimRequest, attempt: int = 1) -> Claimed:
 
 def claim_lost() -> ClaimLost:
     return ClaimLost(
-        "The row of this request's idempotency key is not there any more: the view has sent a raw ROLLBACK, caught a "
-        "deadlock or a lock timeout, deleted the row, or left its schema or database (search_path, USE). This "
+        "The row of this request's idempotency key is gone: the view sent a raw ROLLBACK, caught a deadlock or a lock "
+        "timeout, deleted the row, or left its schema or database (search_path, USE). This "
         "transaction is rolled back. To roll back on purpose, call transaction.set_rollback(True). Let database errors "
         "propagate, leave the key table alone, and end the view in the schema in which it began."
     )

@@ -67,7 +67,7 @@ def read_value(value: bytes) -> StoredKey:
     """Return what `decide` needs to know. Raises `ValueError` for a value this package did not write."""
     text, _, body = value.partition(b"\n")
     if not text.startswith(FORMAT.encode()):
-        raise ValueError(f"the value begins with {value[:40]!r}, which is no format of this release")
+        raise ValueError(f"the value begins with {value[:40]!r}, a format that this release cannot read")
     told, token = json.loads(text[TOKEN.stop :]), text[TOKEN].decode()
     completed = "status_code" in told
     return StoredKey(
