@@ -89,7 +89,7 @@ class IdempotencyKey(models.Model):
         ]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
-            # For deleting everything of one caller.
+            # Finds everything of one caller, to delete it.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
             # Completing an atomic key changes no index on PostgreSQL, except that on `resource_id` after `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),

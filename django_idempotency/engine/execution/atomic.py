@@ -324,8 +324,8 @@ class _Attempt(NoBridgeAbove):
 def _note_rollbacks(connection: Any) -> None:
     """From now on, let `set_rollback` mark the block that it will roll back.
 
-    Django only sets `needs_rollback`, as it does for a database error, which would make a dry run look like a view that
-    hides one.
+    Django only sets `needs_rollback`, as it does for a database error; a dry run would look like a view that hides an
+    error.
     """
 
     def set_rollback(rollback: bool) -> None:

@@ -40,7 +40,7 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Make a plain function of a coroutine function, run below `NoBridgeAbove`."""
+    """Turn a coroutine function into a plain function, which runs it inside `NoBridgeAbove`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with NoBridgeAbove():
@@ -50,7 +50,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a plain function of a `def` or `async def` function. It waits for an awaitable that the function returns."""
+    """Turn a `def` or `async def` function into a plain function, which also waits for a returned awaitable."""
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable

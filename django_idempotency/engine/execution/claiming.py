@@ -1,4 +1,4 @@
-"""Claiming a key: a second try after a deadlock, and duplicates that wait for the running request to end."""
+"""How a key is claimed: tried again after a deadlock, and waited for while another request holds it."""
 
 from __future__ import annotations
 

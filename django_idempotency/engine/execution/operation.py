@@ -75,7 +75,7 @@ class Operation:
     def _begin(self) -> None:
         """Prepare a run of the work or of `reconcile`.
 
-        Each can read all stored results, use every step name once, and has to ask for derived keys itself.
+        Each run may read all stored results and use every step name once, and asks for derived keys of its own.
         """
         self._used: set[str] = set()
         self._keyed = frozenset()
@@ -394,7 +394,7 @@ class Work(Protocol[T]):
         """
 
     def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Ask the project's `reconcile` for the final result of an abandoned attempt, or None to run again."""
+        """Ask the project's `reconcile` for the final result of an abandoned attempt. None runs the work again."""
 
 
 def encode_step(value: Any) -> str:
@@ -458,7 +458,7 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value as every retry will read it. A tuple becomes a list in the first run already, for example."""
+    """Return the value as every retry will read it. A tuple, for example, becomes a list at once."""
     return value if isinstance(value, models.Model) else decode(text)
 
 

@@ -94,12 +94,12 @@ class InnoDBStore(Store):
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # An INSERT that meets a duplicate locks the index gap beside it until its transaction ends, even under READ
-        # COMMITTED. With an expired key the view runs in that transaction, and other new keys would wait for it. That
-        # is why the key is searched for first.
+        # COMMITTED. With an expired key the view runs in that transaction, and other new keys would wait for it. Hence
+        # the search for the key before the INSERT.
         #
-        # Under READ COMMITTED, a subquery of the INSERT does so. Elsewhere that subquery would lock the gap, and a
-        # SELECT of its own does it; under SERIALIZABLE even that one would, and nothing is searched. INSERT … SELECT is
-        # no way out: it may need the table's AUTO-INC lock.
+        # Under READ COMMITTED, a subquery of the INSERT does that. Elsewhere it would lock the gap, so a separate
+        # SELECT does; under SERIALIZABLE that would lock it, too, and nothing is searched. INSERT … SELECT is no way
+        # out: it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
             insert = self._guarded_insert
@@ -166,13 +166,12 @@ class MariaDBStore(InnoDBStore):
 
 
 class MySQLStore(InnoDBStore):
-    """On MySQL, a SELECT … FOR UPDATE NOWAIT looks for the key, and fails at once if another request has locked its
-    row.
+    """On MySQL, a SELECT … FOR UPDATE NOWAIT looks for the key, and fails at once if its row is locked.
 
     It is a subquery of the INSERT, so a new key is claimed in one statement. It locks only the key's row; of several
     requests with the same expired key, one gets the lock, and the others don't wait.
 
-    Duplicates can still be made to wait until the running request ends, or for `innodb_lock_wait_timeout`:
+    A duplicate may still wait until the running request ends, for at most `innodb_lock_wait_timeout`:
 
     * in the microseconds between the subquery and the row of the first request;
     * in isolation levels other than READ COMMITTED, where the subquery would lock the gap around a new key and is left
@@ -188,7 +187,7 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # The row may be locked by another duplicate, and unchanged. `look` reads what is committed, without a lock.
+        # The lock may be another duplicate's, and the row unchanged. `look` reads what is committed, without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

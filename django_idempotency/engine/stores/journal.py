@@ -222,7 +222,7 @@ class Journal:
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
 
     def start_write(self, claimed: Claimed, name: str) -> None:
-        """Record the start of a local write, first of all in its transaction. Raises `LeaseLost`.
+        """Record the start of a local write, before anything else in its transaction. Raises `LeaseLost`.
 
         See Note [Writes in doubt].
         """

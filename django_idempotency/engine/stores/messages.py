@@ -89,7 +89,7 @@ SEQSCAN_OFF = b", current_setting('enable_seqscan'), set_config('enable_seqscan'
 
 
 def statements(**texts: str) -> dict[str, Statement]:
-    """Return the statements of one store, by the part of their names that tells them apart."""
+    """Return a store's statements by kind. Their names share one hash."""
     release = sha256("; ".join(map(_prepared, texts.values())).encode()).hexdigest()[:12]
     return {kind: Statement(f"idempotency_{kind}_{release}", text) for kind, text in texts.items()}
 
@@ -97,7 +97,7 @@ def statements(**texts: str) -> dict[str, Statement]:
 def _prepared(text: str) -> str:
     names = _parameters(text)
     numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text)
-    # Evaluating the second parameter is its whole purpose, but PREPARE refuses one that is never used.
+    # The second parameter exists only to be evaluated, but PREPARE refuses parameters that nothing uses.
     before, off = f"${len(names) + 1}", f"${len(names) + 2}"
     return numbered.format(seqscan_back=f", set_config('enable_seqscan', {before}, {off}::text IS NOT NULL)")
 
@@ -290,7 +290,7 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
 def _attentively(raw: Any, message: bytes) -> list[Any]:
     """Send a message, and notice signals until all results are there.
 
-    Waiting by psycopg costs 20 µs more than by libpq. This costs half of that, if the answer comes soon.
+    psycopg's own waiting costs 20 µs more than libpq's. This costs half of that if the answer comes soon.
     """
     results: list[Any] = []
     pgconn = raw.pgconn

@@ -200,7 +200,7 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        if connection.needs_rollback or connection.closed_in_transaction:  # once closed, a pool has it back
+        if connection.needs_rollback or connection.closed_in_transaction:  # a closed one may be back in its pool
             return True
         # The server may refuse all further statements although Django has seen no error.
         raw: Any = connection.connection
@@ -212,7 +212,7 @@ class PostgreSQLStore(Store):
         """Read the row of a key, or, if there is none, take the advisory lock without waiting and INSERT one.
 
         A new row returns its id and the present time. A stored one returns NULL, a JSON list of its columns except the
-        body, and the body. Neither of them: no row.
+        body, and the body. If it could do neither, there is no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
@@ -302,7 +302,7 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
 
 
 class CitusStore(PostgreSQLStore):
-    """PostgreSQL with the Citus extension: several nodes, and a schema for each tenant on one of them.
+    """PostgreSQL with the Citus extension: several nodes, each tenant's schema on one of them.
 
     A key's row is on its tenant's node, and commits in one phase with the tenant's other rows; a view that writes to
     several nodes commits in two. Each statement here is a "router query", which Citus passes unchanged to the schema's

@@ -19,7 +19,7 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # SQLite doesn't say which key is locked, so it may be another one than this request's.
+    # SQLite doesn't say which key is locked, so the lock may be about another key.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)

@@ -70,7 +70,7 @@ UNFINISHED = Q(finished_at=None)
 SETTLED = Q(unknown=0, effects=0)
 """A key whose steps have no effect outside that a person or a retry must know of."""
 DUE = Q(expires_at__lte=Clock())
-UNSETTLED = Q(attention_at__isnull=False)  # by a check of the table, only failed keys have it
+UNSETTLED = Q(attention_at__isnull=False)  # the table's check allows it in failed keys only
 FAILED = Q(status=Status.FAILED, last_error__isnull=False)
 LIVE = Q(locked_until__isnull=False, locked_until__gt=Clock())
 LAPSED = Q(status=Status.IN_PROGRESS, locked_until__isnull=False, locked_until__lte=Clock())
@@ -101,7 +101,7 @@ class Seen:
 
     @property
     def idle(self) -> bool:
-        """Whether a person may decide about the key, which has failed or is abandoned."""
+        """Whether a person may decide about the key, because it has failed or is abandoned."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
