@@ -92,7 +92,7 @@ def run_atomically(
 class _Attempt(NoBridgeAbove):
     """One attempt's transaction, from `claim` to `end`.
 
-    It is part of the caller's transaction inside `atomic()` or with autocommit off, and its own otherwise.
+    Inside `atomic()` or with autocommit off it is part of the caller's transaction, and otherwise one of its own.
 
     # Note [An exception at any moment]
     A signal handler can raise an exception between any two steps of Python: Celery's soft time limit does, and the

@@ -59,8 +59,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         return claim
 
     def run(operation: LeasedOperation) -> Finished[T]:
-        # The project's `reconcile` is asked before the work after an attempt that was abandoned, or left a call in
-        # doubt or without its value. A final result from it replaces the work.
+        # After an attempt that was abandoned, or left a call in doubt or without its value, the project's `reconcile`
+        # goes first. A final result from it replaces the work.
         asks = claim.abandoned or claim.in_doubt or operation.lost
         return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
 
@@ -365,13 +365,13 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the framework's response to this exception may be final.
 
-        Not while a step is in doubt, which the exception may come from, or a value is lost; nor if a `write` raised it
-        after other steps have finished, because a completed key would hide their effects.
+        Not while a value is lost, or a step is in doubt, whose exception this may be; nor if a `write` raised it after
+        other steps have finished, because a completed key would hide their effects.
         """
         return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
-        """Why no answer of the work may complete the key, or an empty text.
+        """Return why the work's answer may not complete the key, or an empty text.
 
         An order may be missing although its customer has paid. The key stays open and visible while it is unknown
         whether a step took effect, or a call's value is lost. Once a call was made, the same holds if a `write` failed

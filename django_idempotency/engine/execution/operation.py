@@ -381,7 +381,7 @@ class Work(Protocol[T]):
     """Work that runs once, and decides itself which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
-        """Do the work, in atomic mode inside the transaction of the claim. Only leased work can use steps.
+        """Do the work, which in atomic mode happens inside the claim's transaction. Only leased work can use steps.
 
         Raises:
             Exception: whatever the work raises. Its writes are rolled back.

@@ -118,7 +118,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the driver knows of no transaction where Django believes in one. Asks no server."""
+        """Whether Django believes in a transaction that the driver knows nothing of. Asks no server."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether a transaction is open that Django doesn't know of, as after a raw BEGIN."""
@@ -232,7 +232,7 @@ class Store(ABC):
         return len(rows), rows[-1][-1] if rows else not_before
 
     def delete(self, locked_keys: Sequence[Sequence[Any]]) -> int:
-        """Delete locked keys with their steps, and return how many keys that were.
+        """Delete locked keys with their steps, and return the number of keys.
 
         Each is a tuple of id, both hashes and policy. A key without a policy has no steps.
         """
