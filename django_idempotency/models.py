@@ -21,8 +21,8 @@ if not apps.is_installed("django_idempotency"):
 ATTENTION_FITS = (models.Q(attention_at=None) & (~models.Q(status="failed") | models.Q(unknown=0, effects=0))) | (
     models.Q(attention_at__isnull=False, status="failed") & (models.Q(unknown__gt=0) | models.Q(effects__gt=0))
 )
-"""A failed key needs attention exactly if a call took effect or a step has no result. This column never says so of
-other keys: a lapsed lease and a claim without a lease are found by theirs."""
+"""A failed key needs attention exactly if a call took effect or a step has no result. On other keys the column stays
+NULL; a lapsed lease and a claim without a lease are found by other columns."""
 
 
 class IdempotencyKey(models.Model):

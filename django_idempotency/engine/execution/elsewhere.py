@@ -150,7 +150,7 @@ class _Key:
         except _Overtaken:
             raise
         except Exception:  # noqa: BLE001
-            # An error would make the client send the request again, and the work run again.
+            # On an error the client would send the request again, and the work would run again.
             self._log("did not store a result. A retry may run the work again")
             return replace(finished, unstored=True)
         return finished

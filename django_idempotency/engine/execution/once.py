@@ -290,8 +290,8 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 def _exactly(value: Any) -> Any:
     """Encode what JSON cannot represent, such as a timestamp, without losing its microseconds."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder cuts the microseconds. Only times that have any deviate from it, so that old fingerprints stay
-    # valid.
+    # Django's encoder cuts the microseconds. Only times that have some are encoded otherwise, so that old fingerprints
+    # stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

@@ -62,8 +62,8 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Within a transaction, autocommit is off on Django's connection. It is on again if the driver has opened a new
-        # one unnoticed.
+        # Within a transaction, autocommit is off on Django's connection. It is on again if the driver has silently
+        # opened a new one.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 

@@ -23,7 +23,7 @@ each name hashed only its own SQL, a release whose completion alone is new would
 the view, and then lack the completion: that request fails, and so does every retry on the connection.
 
 A prepared statement fails if DISCARD ALL has deleted it, or if another client behind a pooler has taken its name. A
-claim that fails this way is rolled back and sent again as SQL text, as is everything after it on that connection.
+claim that fails this way is rolled back and sent again as SQL text. From then on, so is everything on that connection.
 
 A completion whose name is missing, because the view sent DEALLOCATE ALL, aborts the view's transaction. It cannot be
 sent again without the view, so nothing is committed and the client gets 503. A savepoint in the same message would save
