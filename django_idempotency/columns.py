@@ -1,6 +1,4 @@
-"""This module defines columns and indexes that need different SQL on each kind of database. Migrations import the
-classes of this module, so the names of these classes must not change.
-"""
+"""Columns and indexes whose SQL depends on the database. Migrations import them, so their names must not change."""
 
 from __future__ import annotations
 
@@ -14,12 +12,11 @@ if TYPE_CHECKING:
 
 
 class _Exact:
-    """If a text field has this mixin, every database compares the texts of the field byte by byte.
+    """A text field that every database compares byte by byte.
 
-    By default, MySQL and MariaDB ignore accents and capital letters, so "Á" and "a" are equal texts. MariaDB also
-    ignores spaces at the end of a text. On PostgreSQL, the column has the collation "C". With this collation, a normal
-    index also finds texts by their first letters. If a later migration changes the field with `AlterField`, the column
-    keeps its collation.
+    MySQL and MariaDB ignore accents and case by default, so that "Á" equals "a"; MariaDB also ignores trailing spaces.
+    PostgreSQL gets the collation "C", under which a plain index also finds texts by their beginning. The collation
+    survives an `AlterField`.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -32,31 +29,25 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """Return the name of a collation that compares bytes and does not ignore spaces at the end of a text.
-
-    On SQLite, the result is None, because SQLite's default collation already compares bytes.
-    """
+    """Return the collation that compares bytes, trailing spaces included. None on SQLite, whose default does."""
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 
 class ExactCharField(_Exact, models.CharField):  # type: ignore[type-arg]
-    """This field stores a short text, and every database compares the text byte by byte."""
+    """A short text, compared byte by byte on every database."""
 
 
 class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
-    """This field stores a text of any length, and every database compares the text byte by byte."""
+    """A text of any length, compared byte by byte on every database."""
 
 
 class IndexWhereSet(models.Index):
-    """This index contains only the rows in which the column `set_column` is set.
+    """An index of the rows in which `set_column` is set, which are few: most keys have no error text, for example.
 
-    For example, the index for the column `last_error` contains only rows with an error text. Most rows have no error
-    text, so this index is small.
-
-    MySQL and MariaDB have no partial indexes, so these databases get a plain index of all rows. The models do not use
-    Django's `models.Index(condition=…)`, because Django would print a warning on MySQL and MariaDB.
+    MySQL and MariaDB have no partial indexes, and get a plain one of all rows. `models.Index(condition=…)` would print
+    a warning there.
 
     Args:
         set_column: the index has only the rows in which this column is not NULL.

@@ -27,10 +27,9 @@ UNCONSTRAINED: dict[str, Any] = {"db_constraint": False, "db_index": False}
 
 
 def set_fillfactor(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Set the fill factor of the key table, so that each page of the table has free space.
+    """Leave free space in each page of the key table, in which PostgreSQL completes a key without touching an index.
 
-    Each page has free space. So when the package completes a key, PostgreSQL does not have to change an index (a HOT
-    update).
+    That is a HOT update.
     """
     if schema_editor.connection.vendor == "postgresql":
         table = schema_editor.quote_name(apps.get_model("django_idempotency", "IdempotencyKey")._meta.db_table)

@@ -41,7 +41,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     make_key("other")
 
     admin.reload()
-    assert "Look in the books of the other side" in admin.inner_text(".idempotency-waiting li")
+    assert "Look it up on the other side" in admin.inner_text(".idempotency-waiting li")
     admin.click(".idempotency-waiting a >> text=the oldest")
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")

@@ -270,7 +270,7 @@ class TestAttentionContract:
             lambda: store.complete(claim, SNAPSHOT),
         ]
         for step in steps:
-            with pytest.raises(Exception, match=r"has taken|not there any more"), transaction.atomic():
+            with pytest.raises(Exception, match=r"has taken|is gone"), transaction.atomic():
                 step()
         assert (row().status, IdempotencyStep.objects.count()) == ("failed", 0)
 

@@ -125,7 +125,7 @@ class TestHandle:
 
     def test_a_name_is_checked_in_atomic_mode_too(self, post: Post) -> None:
         """It will be a step when the view becomes a leased one."""
-        with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
+        with pytest.raises(IdempotencyConfigurationError, match="is not a valid step name"):
             seen(post, "/atomic", lambda operation: operation.derive_key(""))
 
 
@@ -161,7 +161,7 @@ class TestReferTo:
     )
     def test_what_cannot_be_found_again_is_refused(self, post: Post, args: Any) -> None:
         """Before it is written, with what to do."""
-        advice = r"refer_to\(.*\): give a saved model instance alone, or a type of 1 to 100 characters without spaces"
+        advice = r"refer_to\(.*\): pass a saved model instance alone, or a type of 1 to 100 characters without spaces"
         with pytest.raises(IdempotencyConfigurationError, match=advice):
             seen(post, "/atomic", lambda operation: operation.refer_to(*args))
 

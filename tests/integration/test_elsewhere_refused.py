@@ -35,8 +35,8 @@ def test_steps_are_refused(step: str, enabled: bool, settings: Any) -> None:
     with pytest.raises(IdempotencyConfigurationError) as caught:
         posting(lambda request: getattr(get_operation(request), step)("charge", print))()
     assert str(caught.value) == (
-        "call, fetch and write keep their results in the table of keys, and this operation has backend=. Make the call "
-        "directly. For an effect that must not be repeated, leave backend out: leased mode has steps."
+        "call, fetch and write keep their results in the database, which this operation, with backend=, does not use. "
+        "Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has steps."
     )
 
 
@@ -63,8 +63,8 @@ def test_an_open_transaction_is_refused() -> None:
         posting()()
     assert str(caught.value) == (
         "backend='events' was reached inside a transaction of database 'default'. A key outside the database would "
-        "outlive a rollback, and its retry would be told that all is done. Remove the atomic(); under ATOMIC_REQUESTS, "
-        "add @transaction.non_atomic_requests to the view."
+        "outlive a rollback, and a retry would replay a result whose work is gone. Remove the atomic(); under "
+        "ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
     )
     assert RUNS == []
 

@@ -147,7 +147,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"scope": ""}, "scope='': give a non-empty str"),
+            ({"scope": ""}, "scope='': pass a non-empty str"),
             ({"required": False}, "unknown option without a request 'required'. Known are: ttl, wait"),
             ({"payload": object()}, "is neither bytes nor JSON"),
             ({"ttl": 0}, "ttl=0"),

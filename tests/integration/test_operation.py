@@ -54,7 +54,7 @@ class TestSteps:
     @pytest.mark.parametrize("name", ["", "x" * 101, 5])
     def test_names_are_short_strings(self, post: Post, name: Any) -> None:
         """Said before anything is called."""
-        with pytest.raises(IdempotencyConfigurationError, match="is no name for a step"):
+        with pytest.raises(IdempotencyConfigurationError, match="is not a valid step name"):
             self.run(post, lambda operation: operation.call(name, breaks))
 
     def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
@@ -86,7 +86,7 @@ class TestSteps:
     def test_a_result_that_is_too_long_leaves_the_call_done(self, post: Post) -> None:
         """A megabyte is kept. One byte more is not, and the call is not made again."""
         longest = 1024 * 1024 - len('{"value": ""}')
-        with pytest.raises(ResultNotStorable, match="takes 1048577 bytes as JSON, and 1048576 are kept at most"):
+        with pytest.raises(ResultNotStorable, match="takes 1048577 bytes as JSON, and at most 1048576 can be kept"):
             self.run(post, lambda operation: operation.call("charge", lambda: "x" * (longest + 1)))
         step = IdempotencyStep.objects.get()
         assert (step.result, step.finished_at is None) == (None, False)

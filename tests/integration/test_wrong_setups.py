@@ -61,8 +61,8 @@ class TestNotMigrated:
             use()
         assert str(caught.value) == (
             f"database 'default' has no up-to-date table '{TABLE}'. Run: python manage.py migrate. "
-            "If it has nothing to apply, the table is of 0.3.0: docs/versions.md upgrades it. To drop it would run its "
-            "keys again."
+            "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/versions.md shows. Dropping it "
+            "would run its keys again."
         )
 
     def test_a_router_that_keeps_the_table_out_is_named(self, unmigrated: None, settings: Any) -> None:

@@ -1,3 +1,1 @@
-"""This package runs a piece of work only once. In atomic mode, the work runs in one transaction. In leased mode, the
-worker has a lease on the key.
-"""
+"""How work runs only once: in one transaction, under a lease, or with its key in a backend."""

@@ -1,6 +1,4 @@
-"""This module runs work in atomic mode. The database commits the claim, the business write and the stored result
-together, or rolls all three back.
-"""
+"""Atomic mode: the claim, the business write and the stored result commit together, or not at all."""
 
 from __future__ import annotations
 
@@ -30,22 +28,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger("django_idempotency")
 IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
-"""Attributes of an `atomic()` block: whose key it has claimed, and that `set_rollback(True)` will roll it back."""
+"""Attributes of an `atomic()` block: whose key it claimed, and that `set_rollback(True)` asked to roll it back."""
 
 
 def run_atomically(
     store: Store, wanted: ClaimRequest, work: Work[T], run: Callable[[Operation], Finished[T]] | None = None
 ) -> Outcome[T]:
-    """Run the work only once for each key. One transaction contains the claim, the work and the stored result.
+    """Run the work once for its key, in one transaction with the claim and the stored result.
 
-    If the caller is inside `atomic()`, this function opens a savepoint, and no new transaction.
+    Inside the caller's `atomic()`, that is a savepoint.
 
     Args:
         run: what runs in place of `work.run`. It must not raise.
 
     Raises:
-        Exception: an exception of the work, if `work.answer` returns None for it. Also an exception of the COMMIT or of
-            an `on_commit` callback, and a database error of the claim.
+        Exception: what the work raised, if `work.answer` has no response to it; what COMMIT or an `on_commit` callback
+            raised; a database error of the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
     claim, finished, kept = None, None, False
@@ -83,8 +81,8 @@ def run_atomically(
         finished, kept = outcome, False
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
-    # The answer is final and must be stored. But the rollback of the writes has also rolled back the claim. So the
-    # package claims the key again. If another request has claimed it in between, the outcome is that of a duplicate.
+    # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is claimed
+    # again. Whoever claimed it in between decides the outcome, as for any duplicate.
     attempt.refuse_if_all_is_lost()
     answered = finished
     return run_atomically(store, wanted, work, lambda operation: answered)
@@ -92,28 +90,25 @@ def run_atomically(
 
 @dataclass
 class _Attempt(NoBridgeAbove):
-    """The transaction of one attempt, from `claim` to `end`.
+    """One attempt's transaction, from `claim` to `end`.
 
-    If the caller has no open transaction, the attempt has its own transaction. If the caller is inside an `atomic()`
-    block, the attempt is a part of the caller's transaction. The same is true if the caller has switched autocommit
-    off.
+    Inside `atomic()` or with autocommit off it is part of the caller's transaction, and otherwise one of its own.
 
     # Note [An exception at any moment]
     A signal handler can raise an exception between any two steps of Python: Celery's soft time limit does, and the
     process lives on. A `with transaction.atomic():` alone has no guard while it begins or ends. If the connection
     stayed in its transaction, every later operation of this process would be a part of it, and would answer success
-    with nothing committed. So one guard in `run_atomically` surrounds everything from the claim to the COMMIT, and
-    trusts no flag that could have been set too late: `roll_back` looks whether the block is on Django's stack, and
+    with nothing committed. One guard in `run_atomically` therefore surrounds everything from the claim to the COMMIT,
+    and trusts no flag that could have been set too late: `roll_back` looks whether the block is on Django's stack, and
     `mend` looks at the connection itself. Each of them also runs if the exception strikes in the other one.
 
     Attributes:
-        connection: the database connection of this thread.
-        outermost: True if the attempt has a transaction of its own, False if the attempt is a part of the caller's
-            transaction.
-        block: the attempt's `atomic()` block, from just before it begins until after it has ended.
-        opening: True while the attempt opens the connection. An interrupted one is not configured yet.
-        began: True once the block has begun.
-        stacks: the lengths of Django's stacks of blocks and savepoints before the block.
+        connection: this thread's database connection.
+        outermost: whether the attempt opens a transaction of its own.
+        block: its `atomic()` block, from just before it begins until after it has ended.
+        opening: True while it opens the connection. One whose opening is interrupted isn't configured yet.
+        began: whether the block has begun.
+        stacks: how long Django's stacks of blocks and savepoints were before the block.
     """
 
     store: Store
@@ -126,9 +121,7 @@ class _Attempt(NoBridgeAbove):
     stacks: tuple[int, int] = (0, 0)
 
     def claim(self) -> ClaimOutcome:
-        """Claim the key in a new transaction. If the claim succeeds, the transaction stays open. If the claim fails,
-        the transaction ends.
-        """
+        """Claim the key in a transaction that stays open only if the claim succeeds."""
         store, wanted, connection = self.store, self.wanted, self.connection
         self.opening = connection.connection is None
         self.outermost = not connection.in_atomic_block and connection.get_autocommit()
@@ -148,8 +141,8 @@ class _Attempt(NoBridgeAbove):
                 return claim
             if not self.outermost:
                 self._refuse_own_key()
-                # The rollback to the savepoint releases the lock of the key. Otherwise, the key would stay locked until
-                # the caller's transaction ends.
+                # Rolling back to the savepoint releases the key's lock, which would otherwise last as long as the
+                # caller's transaction.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             self.roll_back()
@@ -158,7 +151,7 @@ class _Attempt(NoBridgeAbove):
         return claim
 
     def _refuse_own_key(self) -> None:
-        """Raise an error if the work that asks for the key is a part of the work that has it."""
+        """Raise an error if the work that asks for the key is part of the work that holds it."""
         identity, database = self.wanted.identity, self.store.alias
         if not any(vars(block).get(IDENTITY) == identity for block in self.connection.atomic_blocks):
             return
@@ -176,13 +169,13 @@ class _Attempt(NoBridgeAbove):
         self.block = None
 
     def roll_back(self) -> None:
-        """Roll back because of the current exception, if the block has begun and has not ended yet."""
+        """Roll back because of the current exception, unless the block hasn't begun or has ended."""
         if self.block in self.connection.atomic_blocks:
             self.block.__exit__(*sys.exc_info())
             self.block = None
 
     def mend(self, error: BaseException) -> None:
-        """Repair what an exception in the middle of the block's begin or end has left behind.
+        """Repair what an exception in the middle of the block's beginning or end left behind.
 
         See Note [An exception at any moment].
         """
@@ -191,7 +184,7 @@ class _Attempt(NoBridgeAbove):
         if connection.connection is None or not (self.block or self.opening):
             return
         if not (self.outermost or self.opening):
-            # What the attempt has written is perhaps still there, so the caller's transaction must not be committed.
+            # What the attempt wrote may still be there, so the caller must not commit it.
             blocks, savepoints = self.stacks
             del connection.atomic_blocks[blocks:], connection.savepoint_ids[savepoints:]
             connection.in_atomic_block = bool(blocks)
@@ -202,58 +195,50 @@ class _Attempt(NoBridgeAbove):
                 connection.close()  # the next query opens another one
 
     def _is_torn(self, error: BaseException) -> bool:
-        """Return whether Django, the driver and the server perhaps disagree about the state of the connection."""
+        """Whether Django, the driver and the server may disagree about the state of the connection."""
         connection = self.connection
         if self.opening or connection.in_atomic_block or not connection.autocommit:
             return True
-        # Django itself clears up after a database error, and after a callback that fails when all is committed.
+        # Django cleans up by itself after a database error, and after a callback that fails once all is committed.
         return not (isinstance(error, DatabaseError) or (self.began and self._is_committed()))
 
     def _is_committed(self) -> bool:
-        """Return whether an `on_commit` callback has raised the error, and the transaction is committed.
-
-        After COMMIT, Django sets this attribute to True. After the callbacks, Django sets it to False.
-        """
+        """Whether an `on_commit` callback raised: Django sets the attribute from COMMIT until they have run."""
         return bool(self.connection.run_commit_hooks_on_set_autocommit_on)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """This method is called if the work has raised an exception. If the work itself has ended the transaction in
-        which it ran, the method stops all retries of the key.
+        """Hold the key if the work raised after it had ended its own transaction.
 
-        When no transaction is open, the database commits each write immediately. So a retry would repeat writes that
-        are already committed.
+        What it wrote after that was committed statement by statement, and a retry would repeat it.
         """
-        with suppress(Error):  # the caller must get the exception that the work has raised
+        with suppress(Error):  # the caller must get what the work raised
             if self.store.has_ended(self.connection, claim):
                 self._hold()
 
     def _hold(self) -> None:
-        """Claim the key while no transaction is open, so that the database commits the claim immediately. The committed
-        claim stops all retries until a person decides about the key.
+        """Commit a claim that stops every retry until a person decides.
 
         See Note [A committed claim without a lease].
         """
-        self.connection.needs_rollback = False  # no transaction is open, so there is nothing to roll back
+        self.connection.needs_rollback = False  # without a transaction there's nothing to roll back
         self.store.claim(self.wanted)
 
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
-        """Return whether the package should commit the writes of the work.
+        """Return whether to commit what the work wrote.
 
-        If a view returns a response, the package usually commits the writes of the view, as Django does. But after a
-        response with the status 5xx, or after `set_rollback(True)`, the package rolls back all writes of the attempt.
-        If the view answers 4xx after a database error, the database has perhaps discarded the writes already. Then the
-        package stores only the response.
+        As in Django, returning commits, except with a 5xx or after `set_rollback(True)`. A view that answers 4xx after
+        a database error may have lost its writes already: only its response is stored.
 
         Raises:
-            TransactionBroken: the database has discarded writes, but the answer says that they were made. Or the work
-                has ended its transaction, so the database has committed each later statement of the work by itself.
+            TransactionBroken: the answer claims writes that the database has discarded; or the work ended its
+                transaction, so that its later statements were committed one by one.
         """
         if self.store.has_ended(self.connection, claim):
             self._hold()
             raise TransactionBroken(
                 "The view ended its own transaction in the middle: by a raw COMMIT or ROLLBACK, by a constraint or "
                 "trigger that says ROLLBACK, or by executescript(), which commits. What it wrote after that is "
-                "committed. So no retry runs: the key is held until a person decides about it. Use none of them in a "
+                "committed, so no retry runs: the key is held until a person decides about it. Use none of these in a "
                 "protected view."
             )
         if returned.verdict is Verdict.ROLL_BACK:
@@ -266,8 +251,8 @@ class _Attempt(NoBridgeAbove):
             return False
         if self.connection.closed_in_transaction:
             raise TransactionBroken(
-                "The view closed its database connection, by connection.close() or connections.close_all(). So the "
-                "database rolled back all its writes, and the view returned as if nothing had happened. Leave the "
+                "The view closed its database connection, by connection.close() or connections.close_all(). The "
+                "database rolled back all its writes, but the view returned as if nothing had happened. Leave the "
                 "connection open: Django closes it after the request."
             )
         raise TransactionBroken(
@@ -282,27 +267,26 @@ class _Attempt(NoBridgeAbove):
     def failed(
         self, work: Work[T], error: Exception, finished: Finished[T] | None
     ) -> Completed | Refusal | Finished[T]:
-        """Return the outcome after an error. The argument `finished` is the result of the work, if it has returned."""
+        """Return the outcome after an error. `finished` is the work's result, if it returned one."""
         if (winner := self.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None or (answered := self.answer(work, error)) is None:
-            raise error  # a work that has returned a result has not raised this error
+            raise error  # work that returned did not raise this
         return answered
 
     def refuse_if_all_is_lost(self) -> None:
         if self.connection.needs_rollback:
             raise TransactionBroken(
-                "The database has rolled back the whole transaction: a deadlock, for example. What was written before "
-                "this operation, in the same transaction, is lost. Roll back, and start that transaction again."
+                "The database has rolled back the whole transaction, because of a deadlock, for example. What was "
+                "written before this operation, in the same transaction, is lost. Roll back, and start that "
+                "transaction again."
             )
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """If another request with the same key has caused the error, return the outcome of that request. Otherwise,
-        return None.
+        """Return the outcome of the duplicate that caused this error, or None if none did.
 
-        With only one database server, a failed claim has only one possible cause: another request has claimed the key
-        first. In a Galera cluster, two requests on different nodes can both claim the key. Then the slower request gets
-        a database error from an SQL statement of its work, or from COMMIT.
+        On a single server only the claim can lose to a duplicate. In a Galera cluster both can claim on different
+        nodes; the slower one then gets a database error from a statement of its work, or from COMMIT.
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
             return None
@@ -312,14 +296,11 @@ class _Attempt(NoBridgeAbove):
         if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work runs, the error can also come from a deadlock on other rows. If `look` finds no result of
-        # another request, this method returns None.
+        # While the work runs, a deadlock may be over other rows. Without a duplicate's result, nobody has won.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response to the exception that the work has raised. When this method is called, the
-        writes and the claim are already rolled back.
-        """
+        """Return the framework's response to what the work raised. Writes and claim are rolled back by now."""
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -330,11 +311,8 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Return True if the work has ended the transaction in which it ran. Then the claim is committed, and the
-        package refuses all retries of the key.
-        """
-        # Inside the caller's transaction, the method `look` could find a row that is not committed. If the connection
-        # is closed, no query is possible.
+        """Whether the claim is committed because the work ended its transaction, so that every retry is refused."""
+        # In the caller's transaction `look` might find a row that isn't committed; a closed connection can't be asked.
         if not self.outermost or self.connection.connection is None:
             return False
         try:
@@ -346,8 +324,8 @@ class _Attempt(NoBridgeAbove):
 def _note_rollbacks(connection: Any) -> None:
     """From now on, let `set_rollback` mark the block that it will roll back.
 
-    Django only sets `needs_rollback`, as it does for a database error. Without the mark, a dry run would look like a
-    view that hides an error.
+    Django only sets `needs_rollback`, as it does for a database error; a dry run would look like a view that hides an
+    error.
     """
 
     def set_rollback(rollback: bool) -> None:

@@ -1,6 +1,4 @@
-"""With the functions of this module, `def` code can call `async def` code, and `async def` code can call `def` code.
-Queries run in the thread of the database connection, and `async def` functions run on the event loop.
-"""
+"""Crossing between `def` and `async def`: queries stay in the connection's thread, coroutines on the event loop."""
 
 from __future__ import annotations
 
@@ -16,19 +14,13 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """Inside this context manager, asgiref does not find an outer call of `async_to_sync`. If the work runs in a
-    transaction, the package runs the work inside this context manager.
+    """Hide an outer `async_to_sync` from asgiref while work runs in a transaction.
 
-    Under WSGI, Django calls `async_to_sync` for an async view. Under ASGI, Django calls `async_to_sync` if the project
-    has a sync middleware.
-
-    The work can start an asyncio task. This task can run longer than the work. For example, `asyncio.gather` does not
-    stop its other tasks when one task fails. If the work runs inside this context manager, a later query of the task
-    raises a `RuntimeError`. Without this context manager, asgiref would run the task's query in the wrong thread,
-    because asgiref would choose the thread that made the outer call. In this thread, the query would use the database
-    connection of the work. But the transaction of the work has already ended. So the database would commit the query of
-    the task separately. If the transaction of the work was rolled back, a retry would run the query again, and write
-    the same data twice.
+    Django wraps such a call around every async view under WSGI, and around those below a sync middleware under ASGI. A
+    task that the work starts can outlive it, as the rest of an `asyncio.gather` does when one of its tasks fails. Its
+    next query would run in the thread of the outer call, on the work's connection, whose transaction has ended by then.
+    It would be committed by itself; and if the work was rolled back, its retry would write the same data again. With
+    the outer call hidden, that query raises a `RuntimeError` instead.
     """
 
     _above: Any = None
@@ -37,7 +29,7 @@ class NoBridgeAbove:
         bridges: Any = AsyncToSync.executors
         try:
             self._above = bridges.current
-        except AttributeError:  # without the attribute `current`, asgiref is slow in this thread
+        except AttributeError:  # asgiref is slow in a thread without it
             bridges.current = None
         if self._above is not None:
             bridges.current = None
@@ -48,10 +40,7 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Convert a coroutine function into a plain function.
-
-    The plain function calls asgiref's `async_to_sync` inside the context manager `NoBridgeAbove`.
-    """
+    """Turn a coroutine function into a plain function, which runs it inside `NoBridgeAbove`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with NoBridgeAbove():
@@ -61,9 +50,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a `def` or `async def` function, so that the result is a normal synchronous function. If the given function
-    returns an awaitable, the synchronous function waits for the result.
-    """
+    """Turn a `def` or `async def` function into a plain function, which also waits for a returned awaitable."""
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
@@ -72,16 +59,13 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         return awaiting(result_of)(result) if isawaitable(result) else result
 
-    # Because of `__wrapped__`, `inspect.signature` returns the signature of the original function. This signature shows
-    # whether the function has the parameter `operation`.
+    # `inspect.signature` must see whether the function has the parameter `operation`.
     plain.__wrapped__ = function  # type: ignore[attr-defined]
     return plain
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a `def` or `async def` function, and return its result. A `def` function runs in a thread. If a `def`
-    function returns an awaitable, this awaitable is also awaited.
-    """
+    """Call a `def` function in a thread, or await an `async def` one. A returned awaitable is awaited, too."""
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
     result = await function(*args, **kwargs)
@@ -89,21 +73,16 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Call the function `run` in the thread of the database connection, and return its result.
+    """Call `run` in the thread of the database connection, with a plain function that runs `work`.
 
-    If `work` is a coroutine function, `work` runs on the event loop. But if `work` uses `sync_to_async` to call a
-    function, this function runs in the thread of the connection. So the queries of this function are part of the
-    transaction. If the caller is cancelled, `work` is cancelled, too. Then `CancelledError` rolls the transaction back.
-
-    Args:
-        run: this function is called in the thread. Its argument is a plain function that runs `work`.
-        work: a `def` or `async def` function.
+    A coroutine function runs on the event loop, but what it calls through `sync_to_async` runs in that same thread,
+    which makes its queries part of the transaction. Cancelling the caller cancels `work`, and `CancelledError` rolls
+    back.
     """
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # If the caller is cancelled, the thread continues, and still claims the key. After the claim, this function
-        # raises an error, so that the work does not start.
+        # The thread goes on after a cancellation, and still claims the key. The work must not start then.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -112,7 +91,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # if the event loop has ended, nothing can await a coroutine
+        refuse_if_cancelled()  # once the loop has ended, nothing could await a coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -123,16 +102,14 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
 
 async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
-    """Await the coroutine `work`. If the current task is cancelled, first wait for the end of `work`, and then raise
-    `CancelledError`.
+    """Await `work` to its end, even if the current task is cancelled meanwhile; only then raise `CancelledError`.
 
-    When a client closes its connection, the server cancels the request, but perhaps an external call is still running.
-    If the package did not wait for the end of this call, the outcome of the call would be unknown. If the current task
-    is cancelled a second time, `work` is stopped.
+    The server cancels a request whose client hangs up, perhaps in the middle of an external call, whose outcome would
+    then be unknown. A second cancellation stops the work.
 
     Args:
-        work: a coroutine, which runs in a task of its own.
-        at_most: the seconds to wait after the cancellation. Then the work is stopped.
+        work: runs in a task of its own.
+        at_most: seconds to wait after the cancellation, before the work is stopped.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -143,6 +120,6 @@ async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
         finally:
             task.cancel()
         if task.done() and not task.cancelled():
-            task.exception()  # asyncio logs an error if no code reads the exception of a task
+            task.exception()  # asyncio logs a task's exception that nothing reads
         raise
     return task.result()

@@ -1,7 +1,4 @@
-"""This module claims a key. If a deadlock stops the claim, the module tries the claim a second time.
-
-A duplicate can wait until the running request ends. After each pause, the duplicate tries to claim the key again.
-"""
+"""How a key is claimed: tried again after a deadlock, and waited for while another request holds it."""
 
 from __future__ import annotations
 
@@ -27,13 +24,12 @@ if TYPE_CHECKING:
     from ..protocol.digests import Identity
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two claims of a waiting duplicate. The first pauses are short for the sake of fast views, and the
-later pauses are long to save queries."""
+"""Seconds between two claims of a waiting duplicate: short at first for the sake of fast views, longer later to save
+queries."""
 logger = logging.getLogger("django_idempotency")
 
 
 def claim_request(options: Options, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
-    """Return a `ClaimRequest` with the values of these options."""
     return ClaimRequest(
         identity=identity,
         fingerprint=fingerprint,
@@ -47,18 +43,18 @@ def claim_request(options: Options, identity: Identity, fingerprint: bytes | Non
 
 
 def reached(alias: str) -> Store | Unavailable:
-    """Return the store of this alias, or `Unavailable` if a new process cannot ask which kind of database it is."""
+    """Return the alias's store, or `Unavailable` if a new process can't ask what kind of database it is."""
     try:
         return store_for(alias)
     except (OperationalError, InterfaceError) as error:
         connection = connections[alias]
         if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
-            raise  # the caller has begun a transaction, whose writes are lost
+            raise  # the caller's transaction is lost, and only the caller can repeat it
         return unavailable(alias, error)
 
 
 def is_alone(store: Store) -> bool:
-    """Return True if the caller has no open transaction. The function ignores the transaction of a `TestCase`."""
+    """Whether the caller has no transaction open, apart from that of a `TestCase`."""
     connection = store.connection
     if has_begun(connection):
         return False
@@ -66,23 +62,20 @@ def is_alone(store: Store) -> bool:
 
 
 def has_begun(connection: Any) -> bool:
-    """Return True if Django has a transaction open on this connection, which is not that of a `TestCase`."""
+    """Whether Django has a transaction open on this connection, apart from that of a `TestCase`."""
     if connection.in_atomic_block:
         return not (connection.atomic_blocks and connection.atomic_blocks[-1]._from_testcase)
     return connection.connection is not None and not connection.autocommit  # get_autocommit() would connect
 
 
 def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Claim the key, and return the outcome of the claim.
+    """Claim the key, or wait up to `wait` seconds for whoever holds it.
 
-    If another request has claimed the key, the function tries again for up to `wait` seconds. After a deadlock or a
-    serialization failure, the function claims the key a second time. At this time, the work has not run yet.
-
-    If the caller has an open transaction, the function tries only once to claim the key, and does not wait. A deadlock
-    or a lost connection also loses the caller's writes. Only the caller can make these writes again.
+    A deadlock or serialization failure is tried once more, because nothing has run yet. Inside the caller's transaction
+    there is a single try and no waiting: the error has lost the caller's own writes, which only the caller can repeat.
     """
     outcome: ClaimOutcome = Conflicted()
-    # The waiting time begins before the first claim. Under some isolation levels, MySQL can delay the first claim.
+    # Counted from before the first claim, which MySQL may delay under some isolation levels.
     end = time.monotonic() + wait
     for _ in range(2):
         try:
@@ -109,22 +102,21 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
 
 
 def unavailable(alias: str, error: Error) -> Unavailable:
-    """Log the error, and return the outcome that a client can repeat: nothing is committed."""
+    """Log the error. Nothing is committed, so the client may try again."""
     with harmless():
         logger.error("Database %r cannot take an idempotency key. Nothing was done.", alias, exc_info=error)
-        connections[alias].close_if_unusable_or_obsolete()  # a job has no end of a request, at which Django does it
+        connections[alias].close_if_unusable_or_obsolete()  # outside a request, nothing else does it
     return Unavailable()
 
 
 def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Repeat the claim until the other request has ended, or until the waiting time is over.
+    """Repeat the claim until the other request ends or `end` is reached, a value of `time.monotonic()`.
 
-    The argument `end` is the time at which the waiting ends, as a value of `time.monotonic()`. If a claim fails, its
-    transaction ends. So while a duplicate waits between two tries, it holds no lock and no snapshot in the database.
+    A claim that fails ends its transaction, so a waiting duplicate holds neither lock nor snapshot.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
-        # The length of each pause is random, so that many duplicates do not claim the key at the same moment.
+        # Jitter, or many duplicates would all claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
         outcome = claim()

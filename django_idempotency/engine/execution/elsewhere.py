@@ -1,13 +1,13 @@
-"""This module runs work whose keys are kept in a backend, outside the database.
+"""Running work whose key lives in a backend, outside the database.
 
-The claim expires with the lease, by the backend's clock, and the result replaces it. Nothing ties the effect of the
-work to either of them, so the work runs at least once, and for `ttl` seconds a retry finds its result.
+The claim expires with the lease, by the backend's clock, unless the result replaces it. Nothing ties the effect of the
+work to either of them: it runs at least once, and a retry finds its result for `ttl` seconds.
 
 # Note [Who holds the key]
-A swap has taken effect if it found what it expected, or already found what it should leave behind: each value has the
-random token of its attempt, so a second try after a lost answer is harmless. If a worker's claim is gone and nobody has
-taken its place, nothing is lost, so the worker tries once more on the empty name. A worker that finds another token has
-been overtaken, and its client gets what a duplicate would get.
+A swap has taken effect if it found what it expected, or already found what it should leave behind: each value carries
+the random token of its attempt, so a second try after a lost answer is harmless. If a worker's claim is gone and nobody
+has taken its place, nothing is lost, and the worker tries once more on the empty name. A worker that finds another
+token has been overtaken, and its client gets what a duplicate would get.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _run(work: Work[T], operation: Operation) -> Finished[T]:
         with warned_about_changes(connections, STRAY):
             return work.run(operation)
     except _Overtaken:
-        raise  # the framework has no answer to this: the client gets what a duplicate would get
+        raise  # not for the framework: the client gets what a duplicate would get
     except Exception as error:
         answered = work.answer(error)
         if answered is None:
@@ -150,7 +150,7 @@ class _Key:
         except _Overtaken:
             raise
         except Exception:  # noqa: BLE001
-            # An error would make the client send the request again, and the work would run again.
+            # On an error the client would send the request again, and the work would run again.
             self._log("did not store a result. A retry may run the work again")
             return replace(finished, unstored=True)
         return finished
@@ -188,7 +188,7 @@ class _Key:
 
 
 class BackendOperation(Operation):
-    """If the option `backend` is set, the work gets an object of this class. It has no steps, which need the table."""
+    """The `Operation` of work with a `backend`. It has no steps, which need the table."""
 
     def __init__(self, identity: Identity | None, kept: _Key | None = None) -> None:
         super().__init__(identity)
@@ -204,8 +204,9 @@ class BackendOperation(Operation):
 
     def _needs_the_table(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise IdempotencyConfigurationError(
-            "call, fetch and write keep their results in the table of keys, and this operation has backend=. Make the "
-            "call directly. For an effect that must not be repeated, leave backend out: leased mode has steps."
+            "call, fetch and write keep their results in the database, which this operation, with backend=, does not "
+            "use. Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has "
+            "steps."
         )
 
     call = acall = fetch = afetch = write = awrite = _needs_the_table
@@ -216,6 +217,6 @@ def _refuse_transactions(backend: str) -> None:
         if has_begun(connection):
             raise IdempotencyConfigurationError(
                 f"backend={backend!r} was reached inside a transaction of database {connection.alias!r}. A key outside "
-                "the database would outlive a rollback, and its retry would be told that all is done. Remove the "
-                "atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
+                "the database would outlive a rollback, and a retry would replay a result whose work is gone. Remove "
+                "the atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
             )

@@ -1,6 +1,6 @@
-"""In leased mode, the package first commits the claim, and then commits the work step by step.
+"""Leased mode: the claim is committed first, and then the work, step by step.
 
-So after a crash, the database shows which steps were started and which steps were finished.
+After a crash, the database still shows which steps were started and which have finished.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ logger = logging.getLogger("django_idempotency")
 
 
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work while this worker has the lease of the key. Only one worker at a time can have the lease.
+    """Run the work while this worker, and no other, holds the key's lease.
 
-    The function first commits the claim, and then runs the work while no transaction is open. If the work returns a
-    final result, the key is completed. If the result is not final, the key is marked as failed. If the work raises an
-    exception, the key is also marked as failed. The steps of a failed key are kept, and the next retry can run
-    immediately. If the worker dies, the next retry must wait until the lease ends.
+    The claim is committed, and the work runs with no transaction open. A final result completes the key. Any other
+    result, or an exception, fails it: its steps are kept, and the next retry may run at once. If the worker dies, that
+    retry has to wait for the lease to expire.
 
     Raises:
-        IdempotencyConfigurationError: a transaction is open already.
+        IdempotencyConfigurationError: a transaction is already open.
     """
     claim_it = partial(committed, store, "a leased view", partial(store.claim, wanted))
     claim = claim_or_wait(store, wanted.identity, claim_it, wanted.wait)
@@ -61,7 +60,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 
     def run(operation: LeasedOperation) -> Finished[T]:
         # After an attempt that was abandoned, or left a call in doubt or without its value, the project's `reconcile`
-        # is asked first. If it returns a final result, the work does not run.
+        # goes first. A final result from it replaces the work.
         asks = claim.abandoned or claim.in_doubt or operation.lost
         return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
 
@@ -71,10 +70,9 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 def run_claimed(
     store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
 ) -> Outcome[T]:
-    """Run an attempt whose claim is already committed. After the attempt, mark the key as completed or as failed.
+    """Run an attempt whose claim is committed, and complete the key or mark it as failed.
 
-    If the work raises an exception or is cancelled, the key is marked as failed. Then the next retry does not have to
-    wait until the lease ends.
+    It fails on exceptions and cancellations, too, so that the next retry need not wait for the lease to expire.
     """
     about = claim.resource
     try:
@@ -87,8 +85,7 @@ def run_claimed(
             about = operation.resource
         finished = _ended(operation, wanted, finished)
     except ClaimLost:
-        # Another worker has taken over the key, or a person has decided about the key. So the client gets the answer
-        # that a duplicate would get now.
+        # Another worker took the key over, or a person decided about it. The client gets what a duplicate would.
         return store.look(wanted)
     except BaseException as error:
         try:
@@ -101,7 +98,7 @@ def run_claimed(
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
-        raise  # the caller must get every error, also a cancellation
+        raise  # cancellations included
     return finished
 
 
@@ -125,13 +122,12 @@ def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[
 
 
 def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = False) -> T:
-    """Call the function `write` in a transaction, and commit the transaction. In a Django `TestCase`, the function runs
-    in a savepoint.
+    """Call `write` in a transaction of its own, and commit it. In a `TestCase`, that is a savepoint.
 
     Args:
-        what: the subject of the error message, for example "operation.call('charge')".
-        twice: True for a write that must not be lost and that is safe to run twice. If the database fails, `write` runs
-            again on a new connection, because some servers close connections that are idle during a long call.
+        what: the subject of the error message, such as "operation.call('charge')".
+        twice: repeat the write on a new connection after a database error. For writes that must not be lost and that
+            are safe to repeat: some servers close a connection that idles during a long call.
 
     Raises:
         IdempotencyConfigurationError: another transaction is open on the store's alias.
@@ -155,7 +151,7 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
         return write()
     except Error:
         if store.connection.in_atomic_block:
-            raise  # this connection has the transaction of a TestCase, so the connection must stay open
+            raise  # a TestCase's transaction lives on this connection
         store.connection.close()
         return write()
 
@@ -191,8 +187,9 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
 def warned_about_changes(
     aliases: Iterable[str], text: str, *, excused: Callable[[str], bool] = lambda sql: False
 ) -> AbstractContextManager[Any]:
-    """With DEBUG, warn about each SQL statement on these databases that changes data, because a retry would do it
-    again. The text gets the beginning of the statement.
+    """With DEBUG, warn about statements on these databases that change data, because a retry would repeat them.
+
+    `text` is formatted with the beginning of the statement.
     """
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -207,7 +204,7 @@ def warned_about_changes(
 
 
 class _Refused(OutcomeUnknown):
-    """A call of this attempt must not be repeated, so the client gets what a duplicate of a held key gets."""
+    """A call of this attempt must not be repeated; the client gets what a duplicate of a held key would get."""
 
     def __init__(self, step: str) -> None:
         super().__init__(InDoubt(unkeyed=(step,)).choice)
@@ -215,13 +212,13 @@ class _Refused(OutcomeUnknown):
 
 
 class LeasedOperation(Operation):
-    """In leased mode, the work gets an object of this class. The journal stores the steps of the operation."""
+    """The `Operation` of leased mode, whose steps are stored in the journal."""
 
     writing = False
     _doubts: set[str]
     _kept: dict[str, str | None]
     _broke: BaseException | None = None
-    """The exception that a `write` has raised."""
+    """What a `write` raised."""
 
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
@@ -238,12 +235,12 @@ class LeasedOperation(Operation):
         self._reconciling = True
 
     def _begin_work(self) -> None:
-        """From here on the work runs, and no longer `reconcile`."""
+        """Note that from here on the work runs, and no longer `reconcile`."""
         self._reconciling = False
         self._begin()
 
     def renew(self) -> None:
-        """Start the lease again with its full length."""
+        """Start the lease again at its full length."""
         self._journal.renew(self._claim, self._lease)
 
     def _keep_resource(self, resource: Resource) -> None:
@@ -272,8 +269,7 @@ class LeasedOperation(Operation):
         try:
             kept = encode_step(value)
         except ResultNotStorable as not_storable:
-            # The external call is done, but its result cannot be stored. So the package first records that the call is
-            # done, and then raises the error.
+            # The call took effect, so record that before raising the error.
             error = not_storable
         what = f"the end of operation.call({name!r})"
         if name not in self._kept:
@@ -288,23 +284,18 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the error of a call in doubt, so that the timeline of the key can show the error.
-
-        If the database cannot store the error, this method raises nothing, and the call stays in doubt.
-        """
-        with suppress(Exception):  # the work must get the error of the call, not an error of this method
+        """Store the error of a call in doubt for the key's timeline, if the database lets us."""
+        with suppress(Exception):  # the work must see the error of the call, not ours
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # A `fetch` can be slow, and some database servers close a connection that is idle for a long time. So if the
-        # result cannot be stored, the package tries again on a new connection.
+        # A slow `fetch` may have cost the connection, if the server closes idle ones. Try again on a new one.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
-            # Perhaps the first INSERT was committed, but the server's answer was lost. Then the second INSERT raises
-            # IntegrityError.
+            # Perhaps the first INSERT was committed and only its confirmation was lost.
             stored = KeptStep(Kind.FETCH, True, kept)
             if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(name) != stored:
                 raise
@@ -341,11 +332,9 @@ class LeasedOperation(Operation):
                 if ended:
                     self._repair(name, what, done)
         except BaseException as error:
-            # The function of the step can raise this error. The COMMIT can also raise this error, because a database
-            # checks some constraints only at COMMIT.
+            # From the step's function, or from COMMIT, where databases check some constraints.
             self._broke, self.resource = error, about
-            # A row for this `write` step is already in the table, so the step's function must have ended the step's
-            # transaction. Then perhaps the function's changes are committed in the database, so the step is in doubt.
+            # If the step has a row by now, its function ended the transaction and may have committed changes: in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -354,8 +343,9 @@ class LeasedOperation(Operation):
         return as_kept(value, done[0])
 
     def _repair(self, name: str, what: str, done: list[str]) -> None:
-        """The function of a write ended the transaction, and what it did after that was committed statement by
-        statement. Store the result, or leave the step in doubt.
+        """Store the result, or leave the step in doubt, after its function ended the transaction.
+
+        Whatever the function did from then on was committed statement by statement.
         """
         if name in self._journal.steps(self._claim):  # a raw COMMIT has stored the start
             if done:
@@ -365,28 +355,28 @@ class LeasedOperation(Operation):
         if done:
             raise TransactionBroken(
                 f"The function of operation.write({name!r}) lost its transaction in the middle: by a raw ROLLBACK, by "
-                "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has made anew. "
-                "What it wrote before that is lost, and what it wrote after that is committed. So the step is in "
-                "doubt until a person decides about it."
+                "a constraint or trigger that says ROLLBACK, or with its connection, which the driver has replaced. "
+                "What it wrote before that is lost, and what it wrote after that is committed. The step is in doubt "
+                "until a person decides about it."
             )
 
     # --- the end
 
     def _may_end_with(self, error: Exception) -> bool:
-        """Whether the framework's answer to this exception may be final.
+        """Whether the framework's response to this exception may be final.
 
-        It may not while a step is in doubt, which perhaps raised it, or a value is lost; nor if a `write` raised it
-        after other steps have finished, because a completed key would hide their effects.
+        Not while a value is lost, or a step is in doubt, whose exception this may be; nor if a `write` raised it after
+        other steps have finished, because a completed key would hide their effects.
         """
         return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
-        """Why no answer of the work may complete the key, or an empty text.
+        """Return why the work's answer may not complete the key, or an empty text.
 
-        An order may be missing although its customer has paid, so the key stays open and is seen: while it is unknown
-        whether a step took effect or the value of a call is lost, and, once a call was made, if a `write` failed and
-        the work caught its error, or if the attempt did not ask for a step that an earlier one has finished. A stored
-        `fetch` need not be asked for: it only reads.
+        An order may be missing although its customer has paid. The key stays open and visible while it is unknown
+        whether a step took effect, or a call's value is lost. Once a call was made, the same holds if a `write` failed
+        and the work caught its error, or if this attempt never asked for a step that an earlier one finished. A stored
+        `fetch` may be skipped: it only reads.
         """
         if self._doubts:
             return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."

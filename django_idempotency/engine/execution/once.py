@@ -1,6 +1,6 @@
-"""The function `run_once` protects work that gets no `Idempotency-Key` header.
+"""`run_once`: protection for work that carries no `Idempotency-Key` header.
 
-For example, use `run_once` for webhooks, queue consumers, management commands and tasks.
+Webhooks, queue consumers, management commands and tasks, for example.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed or stored. Nothing was done. Try again later."),
 }
 PATIENCE = 60
-"""Seconds that a duplicate waits inside `@once`, whose caller is a task queue: many of them take an exception for the
-end of the task, and never deliver it again. A minute outlasts most work in one transaction, and stays below the limits
-that queues set themselves: 5 minutes between two polls (Kafka), 10 minutes for a task (dramatiq), an hour until the
-redelivery (Celery on Redis)."""
+"""How many seconds a duplicate waits inside `@once`. The caller is a task queue, and many queues take an exception for
+the end of the task and never deliver it again. A minute outlasts most work in one transaction, and stays below the
+queues' own limits: 5 minutes between two polls (Kafka), 10 minutes a task (dramatiq), an hour until redelivery (Celery
+on Redis)."""
 DONE = 200
-"""The status code that is stored with a result, so that the row looks like the row of a response."""
+"""The status code stored with a result, so that its row looks like that of a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """The function `run_once` returns a `Result` object.
+    """What `run_once` returns.
 
     Args:
-        value: the value that the work has returned, converted to JSON and back, or a model instance.
-        replayed: True if the work ran earlier, and did not run this time.
+        value: what the work returned, converted to JSON and back, or a model instance.
+        replayed: True if the work ran earlier and this is its stored result.
     """
 
     value: T
@@ -71,17 +71,16 @@ class Result(Generic[T]):
 def run_once(
     work: Callable[..., T], *, scope: str, key: Key, payload: Any = None, **options: Unpack[OnceKeywords]
 ) -> Result[T]:
-    """Run the function `work` only once for this scope, operation and key. Later calls return the stored result.
+    """Run `work` once for this scope, operation and key. Later calls return its stored result.
 
-    If you pass no `lease`, one transaction contains the work and the stored result. Inside your own transaction, the
-    work runs in a savepoint. If the function `work` has a required parameter `operation`, `run_once` passes an
-    `Operation` object. If you pass a `lease`, `run_once` calls `work(operation)` while no transaction is open. If the
-    work raises an exception, a later call can run the work again.
+    Without a `lease`, the work and its result commit together, in one transaction or in a savepoint inside yours.
+    `work` is passed an `Operation` if it has a required parameter named `operation`. With a `lease`, `work(operation)`
+    is called with no transaction open. Work that raises may run again on a later call.
 
     Args:
-        scope: the owner of the key, such as "stripe" or "user:17".
-        key: 1 to 255 visible ASCII characters, an int or a UUID, such as the id of an event.
-        payload: bytes or JSON. If the key was used before with another payload, `PayloadMismatch` is raised.
+        scope: who owns the key, such as "stripe" or "user:17".
+        key: 1 to 255 visible ASCII characters, an int or a UUID, such as an event's id.
+        payload: bytes or JSON. Using the key again with another payload raises `PayloadMismatch`.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
             `using`, `backend`.
 
@@ -89,7 +88,7 @@ def run_once(
         The result of the work, new or replayed.
 
     Raises:
-        OperationInProgress: another worker runs the same operation now.
+        OperationInProgress: another worker is running the same operation.
         OutcomeUnknown: an external call is in doubt, and must not be made twice.
         PayloadMismatch: the key was used before, for another payload.
         StoreBusy: the database did not answer in time, or cannot be reached or written to; or `PAUSED` is on.
@@ -151,7 +150,7 @@ async def arun_once(
     """`run_once` for asynchronous callers.
 
     Args:
-        work: a `def` or `async def` function. Without `lease`, both kinds of function run inside the transaction.
+        work: a `def` or `async def` function. Without a `lease`, either runs inside the transaction.
     """
     options.setdefault("operation", operation_name(work, options.get("operation")))
 
@@ -162,7 +161,7 @@ async def arun_once(
 
 
 def warn_of_gateways(operation: str, options: Idempotency) -> None:
-    """Log it if a gateway can remember the operation's derived keys for longer than the operation's keys are kept."""
+    """Log that gateways may remember the operation's derived keys for longer than its own keys are kept."""
     if options.outlived_by_gateways:
         _warn_once(operation, repr(options.ttl))
 
@@ -178,9 +177,10 @@ def _warn_once(operation: str, ttl: str) -> None:
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
-    """Check the keyword options of `run_once`.
+    """Check the keyword options of `run_once`, and refuse those that need an HTTP request.
 
-    Raises `IdempotencyConfigurationError` if an option works only with an HTTP request.
+    Raises:
+        IdempotencyConfigurationError: an option is unknown, or of no use without a request.
     """
     for name in options:
         refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
@@ -190,7 +190,7 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 def patience(options: Idempotency) -> timedelta | float:
     """Return how long a duplicate waits inside `@once`.
 
-    A longer lease is waited out, because a killed worker leaves its key leased until then.
+    A longer lease is waited out: a killed worker leaves its key leased until then.
     """
     for layer in (options, get_settings().options):
         if "wait" in layer.given():
@@ -199,10 +199,10 @@ def patience(options: Idempotency) -> timedelta | float:
 
 
 def operation_name(work: Any, given: str | None) -> str:
-    """Return the value of the option `operation`. If this option is not given, return the dotted name of the function.
+    """Return the operation's name: the option, or else the dotted name of the function.
 
-    A function without its own name, such as a lambda, is refused. Two lambdas of one module can have the same name.
-    Then one lambda would get the stored result of the other lambda.
+    Functions without a name of their own are refused. Two lambdas of one module share theirs, and one would be handed
+    the other's stored result.
     """
     if given is not None:
         return given
@@ -215,7 +215,7 @@ def operation_name(work: Any, given: str | None) -> str:
 
 
 def operation_without_key(options: Options) -> Operation:
-    """Return what work gets that runs without protection: an operation whose steps are stored nowhere."""
+    """Return the operation of work that runs unprotected. Its steps are stored nowhere."""
     if options.mode == "elsewhere":
         return BackendOperation(None)
     return Operation(None, steps_on=alias_of(options)) if options.mode == "leased" else AtomicOperation(None)
@@ -223,30 +223,22 @@ def operation_without_key(options: Options) -> Operation:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """This class has the interface `Work`, so that the engine can run a function that was passed to `run_once`."""
+    """`Work` for a function that was passed to `run_once`."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
     leased: bool
 
     def called(self, operation: Operation) -> Any:
-        """Call the function, and return its result.
-
-        In leased mode, the function always gets the operation. In atomic mode, the function gets the operation only if
-        the function has a required parameter `operation`.
-        """
         if self.leased:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def run(self, operation: Operation) -> Finished[Any]:
-        """Run the function, and encode its result as JSON. If the encoding fails in atomic mode, the writes of the
-        function are rolled back.
-        """
         return _recorded(self.called(operation))
 
     def answer(self, error: Exception) -> None:
-        """Return None, so that the caller of `run_once` gets the exception."""
+        """The caller of `run_once` gets the exception."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:
@@ -255,23 +247,20 @@ class _Function:
 
 
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
-    """Return whether the function has a required parameter `operation`.
-
-    If the function's parameter `operation` has a default value, the package calls the function without this argument.
-    Perhaps the function uses the name `operation` for something else.
-    """
+    """Return whether `operation` is a required parameter. One with a default may mean something else by that name."""
     try:
         parameter = signature(function).parameters.get("operation")
-    except (TypeError, ValueError):  # some functions in C code have no signature
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return False
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return parameter is not None and parameter.kind in named and parameter.default is Parameter.empty
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
-    """Convert the result of `reconcile` into the final result of the work.
+    """Return what `reconcile` answered, as the final result of the work.
 
-    Raises `IdempotencyConfigurationError` if `reconcile` has not returned a `Result`.
+    Raises:
+        IdempotencyConfigurationError: it returned something other than a `Result`.
     """
     if not isinstance(result, Result):
         raise IdempotencyConfigurationError(
@@ -288,9 +277,9 @@ def _recorded(value: T) -> Finished[T]:
 
 def _identity(scope: str, operation: str, key: Key) -> Identity:
     if not isinstance(scope, str) or not scope:
-        raise IdempotencyConfigurationError(f"scope={scope!r}: give a non-empty str.")
+        raise IdempotencyConfigurationError(f"scope={scope!r}: pass a non-empty str.")
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
-        raise InvalidKey(f"key={key!r}: give a str, an int or a UUID.")
+        raise InvalidKey(f"key={key!r}: pass a str, an int or a UUID.")
     try:
         check_key(str(key))
     except InvalidKey as error:
@@ -299,14 +288,10 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """Return a text for a value that JSON cannot represent, such as a timestamp.
-
-    Two timestamps with different microseconds get two different texts.
-    """
+    """Encode what JSON cannot represent, such as a timestamp, without losing its microseconds."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder writes the milliseconds of a time, but not the microseconds. If a time has microseconds, the
-    # function uses the text of `isoformat()`. For all other values, the function uses the text of Django's encoder, so
-    # that old fingerprints stay valid.
+    # Django's encoder cuts the microseconds. Only times that have some are encoded otherwise, so that old fingerprints
+    # stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 
@@ -338,4 +323,4 @@ def _value(snapshot: Snapshot) -> Any:
     try:
         return decode(text)
     except (ValueError, LookupError, TypeError):
-        return text  # in this case, a person has completed the key with a response that is not JSON
+        return text  # a person has completed the key with a response that isn't JSON

@@ -1,6 +1,6 @@
-"""A view gets an `Operation` object. The object describes one attempt, and has methods for named steps.
+"""The `Operation` that a view is handed: one attempt at its work, with named steps in leased mode.
 
-Atomic mode has no steps. In leased mode, the class `LeasedOperation` stores the steps and their results.
+`LeasedOperation` stores the steps and their results; atomic mode has no steps.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, synchronous, until_done
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
-"""The largest numbers of characters. They are the widths of the database columns."""
+"""The widths of the database columns, in characters."""
 MAX_STEP_BYTES = 1024 * 1024
-"""The limit for the result of a step. A result is stored for all later attempts, and each attempt reads all results. A
-result is meant to be a short receipt, such as the id of a charge."""
+"""The limit for the result of a step. It is meant to be a short receipt, such as the id of a charge: every later
+attempt reads all results of the key."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Operation:
-    """An `Operation` object describes one attempt to do the work. The view gets this object as `request.idempotency`.
-    In atomic mode, the work has no steps.
+    """One attempt at the work, which the view gets as `request.idempotency`. In atomic mode it has no steps.
 
     Args:
         key: the key that the client sent, or None if the request has no key or is not protected.
-        attempt: 1 for the first run of the work, and a higher number for each later run.
+        attempt: 1 for the first run of the work, and higher for each later one.
         request: the view's request, or None in `run_once` and `recover_idempotency_keys`.
-        resource: type and id that `refer_to` has stored, or None if `refer_to` was never called.
+        resource: the type and id that `refer_to` stored, or None if it was never called.
     """
 
     request: Any = None
     _lease: float = 0
     _namespace: UUID | None = None
     _derives_from: Identity | None = None
-    """The caller's key of work that runs while the protection is off: a gateway still recognizes its retry."""
+    """The caller's key while the protection is off: a gateway still recognizes a retry."""
     _keyed: frozenset[str] = frozenset()
-    """The names of the steps for which the work has asked for a derived key."""
+    """The steps whose derived key the work has asked for."""
     _doubts: Set[str] = frozenset()
-    """The names of the steps that were started and have no result, in this attempt or in earlier ones."""
+    """The steps that were started and have no result, in this attempt or an earlier one."""
     _kept: Mapping[str, str | None] = {}
-    """The results of the finished steps. None is a value that was lost."""
+    """The results of finished steps. None is a value that was lost."""
     _reconciling = False
-    """Whether `reconcile` runs, and not the work."""
+    """Whether `reconcile` runs rather than the work."""
 
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. For leased work, `steps_on` is the alias of the database for `write` steps. If work in
-        leased mode runs without a key, the steps run, but their results are not stored.
+        """Create the operation. For leased work, `steps_on` is the alias of its `write` steps.
+
+        Without a key, the steps run and are stored nowhere.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -73,47 +73,48 @@ class Operation:
             self._begin()
 
     def _begin(self) -> None:
-        """Prepare the next run of the work or of the function `reconcile`. Each run can read all stored results, uses
-        each step name only once, and asks for its own derived keys.
+        """Prepare a run of the work or of `reconcile`.
+
+        Each run may read all stored results and use every step name once, and asks for derived keys of its own.
         """
         self._used: set[str] = set()
         self._keyed = frozenset()
         self._unasked = {*self._doubts, *self._kept}
-        """The names of the stored steps for which the work has not asked yet."""
+        """The stored steps that this run has not asked for yet."""
 
     @property
     def reference(self) -> str | None:
-        """Return 16 hexadecimal digits that logs and the admin show instead of the key. Without a key, return None."""
+        """The 16 hexadecimal digits that stand for the key in logs and the admin, or None without a key."""
         return None if self._identity is None else self._identity.reference
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """Return the names of calls that were started but have no result, so their outcome is unknown."""
+        """The names of calls that were started and have no result: whether they took effect is unknown."""
         return tuple(sorted(self._doubts))
 
     @property
     def results(self) -> dict[str, Any]:
-        """Return the name and the result of each finished step. Steps of earlier attempts are included.
+        """The result of each finished step by name, including those of earlier attempts.
 
-        A call whose value was lost is left out: see `lost`. A model instance is read from the database, and raises
-        `DoesNotExist` if its row is missing.
+        Calls whose value was lost are left out: see `lost`. A model instance is read from the database, which raises
+        `DoesNotExist` if its row is gone.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items() if text is not None}
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Return the names of calls that took effect, and whose value could not be stored.
+        """The names of calls that took effect, and whose value could not be stored.
 
         `reconcile` can enter the value: `operation.call(name, look_up)` stores what `look_up` returns.
         """
         return tuple(sorted(name for name, text in self._kept.items() if text is None))
 
     def derive_key(self, name: str) -> str:
-        """Return a UUID as the idempotency key of an external call. Every attempt gets the same UUID for the same name.
+        """Return a UUID to send as the idempotency key of an external call, the same for `name` in every attempt.
 
-        That is so while the protection is off, too (`ENABLED`, `observe`), as long as the request has a key. If it has
-        none, a retry gets a different UUID, because the package cannot recognise the retry.
+        That holds while the protection is off, too (`ENABLED`, `observe`), as long as the request carries a key.
+        Without one, a retry gets a different UUID, because nothing identifies it as a retry.
         """
         _check(name)
         self._keyed |= {name}
@@ -125,11 +126,12 @@ class Operation:
     def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
         """Store a reference to the object that the key is about, such as an order.
 
-        The admin, the events and the logs show this reference. The admin can also find the key by this reference. In
-        atomic mode, the reference is stored together with the result, without an extra SQL statement. In leased mode,
-        one more SQL statement checks the fence and stores the reference. If the reference must commit together with a
-        `write` step, call `refer_to` inside the function of this step. If you call `refer_to` twice, the second
-        reference replaces the first reference.
+        The admin, events and logs show it, and the admin finds the key by it. A second call replaces the first
+        reference.
+
+        In atomic mode the reference is stored with the result, at no extra statement. In leased mode one more statement
+        checks the fence and stores it at once; call `refer_to` in the function of a `write` step to commit both
+        together.
 
         Args:
             what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
@@ -145,17 +147,17 @@ class Operation:
         self.resource = resource
 
     async def arefer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
-        """Do the same as `refer_to`, but for `async def` views."""
+        """`refer_to` for `async def` views."""
         await sync_to_async(self.refer_to)(what, id_)
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call another system, such as a payment gateway or a mail server.
 
-        This method first commits the start of the call. Then the method runs the function outside of any transaction,
-        and commits the result. A later attempt gets the stored result and does not run the function again. If the
-        function raises an exception, such as a timeout, the call is in doubt, because its outcome is unknown. Your code
-        gets this exception, too. If the other system refuses, for example if a card is declined, the function should
-        return a value and raise no exception.
+        The start of the call is committed, then `function` runs with no transaction open, and its result is committed.
+        A later attempt gets the stored result instead of calling again.
+
+        If `function` raises, as on a timeout, the call is in doubt, because it may have taken effect; the exception
+        propagates. A clear refusal, such as a declined card, is a result: return it rather than raise.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -190,11 +192,11 @@ class Operation:
         return cast(T, self._finish(name, value))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read a value, such as an exchange rate, from another system. The function must not change the other system.
+        """Read a value, such as an exchange rate, from another system without changing anything there.
 
-        This method runs the function, and then stores the result with one SQL statement. If a transaction is open, the
-        result commits with that transaction. A later attempt gets the stored result. If a fetch is interrupted, nothing
-        is stored, so the retry simply repeats the fetch. If all steps of a key are fetches, the key needs no attention.
+        The result is stored by one statement after the read, within your transaction if one is open, and later attempts
+        get it. An interrupted fetch leaves nothing behind, and the retry repeats it. A key whose steps are all fetches
+        never needs attention.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -213,10 +215,10 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a transaction. The writes and the result of the function commit together, exactly once.
+        """Run `function` in a transaction, in which its writes and its result commit together, exactly once.
 
-        This method opens a transaction in the key's database, locks the key's row, runs the function, and commits. A
-        later attempt gets the stored result and does not run the function again.
+        The transaction is opened on the key's database, and locks the key's row. Later attempts get the stored result
+        without running `function` again.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -229,8 +231,8 @@ class Operation:
             LeaseLost: another worker has taken the key over. Everything is rolled back.
             ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
                 Everything is rolled back.
-            TransactionBroken: the database has rolled back the first writes of `function`, but `function` returned. The
-                step is in doubt. If `function` has caught the error of a deadlock, nothing was committed.
+            TransactionBroken: `function` returned although the database had rolled back its first writes. The step is
+                in doubt; if a deadlock was caught, nothing was committed.
             IdempotencyConfigurationError: a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "awrite")
@@ -240,7 +242,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Extend the lease to its full length. Use this method if the work takes longer than the lease.
+        """Extend the lease to its full length, for work that takes longer than that.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -255,11 +257,10 @@ class Operation:
     async def acall(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Do the same as `call`, but for `async def` views. The argument `function` is an `async def` or `def`
-        function. A `def` function runs in a thread.
+        """`call` for `async def` views. A `def` function runs in a thread.
 
-        If the request is cancelled, this method waits until the function ends, and stores the result. The method stops
-        waiting for the function when the lease ends, so set a time limit inside the function.
+        If the request is cancelled, this still waits for `function` and stores its result, for as long as a lease at
+        most. Give the call itself a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await until_done(call, at_most=self._lease)
@@ -273,9 +274,7 @@ class Operation:
     async def afetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def afetch(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Do the same as `fetch`, but for `async def` views. The argument `function` is an `async def` or `def`
-        function. A `def` function runs in a thread.
-        """
+        """`fetch` for `async def` views. A `def` function runs in a thread."""
         return await self._astep(self._look_up, self._keep_fetched, name, partial(function, *args, **kwargs))
 
     async def _astep(self, start: Any, finish: Any, name: str, function: Callable[[], Any]) -> Any:
@@ -284,7 +283,7 @@ class Operation:
             return value
         try:
             value = await awaited(function)
-        except Exception as error:  # a cancelled task must not start a query, so CancelledError is not caught
+        except Exception as error:  # not CancelledError: a cancelled task must not start a query
             if name in self._doubts:
                 await sync_to_async(self._note)(name, error)
             raise
@@ -299,19 +298,17 @@ class Operation:
     async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Do the same as `write`, but for `async def` views. The argument `function` is an `async def` or `def`
-        function.
-        """
+        """`write` for `async def` views. `function` may be either kind."""
         return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
 
     async def arenew(self) -> None:
-        """Do the same as `renew`, but for `async def` views."""
+        """`renew` for `async def` views."""
         await sync_to_async(self.renew)()
 
     # --- steps without storage
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Mark the step name as used. Return `(True, result)` if the step has a stored result, else `(False, None)`."""
+        """Mark the step name as used, and return `(True, result)` or, if none is stored, `(False, None)`."""
         _check(name)
         if name in self._used:
             raise IdempotencyConfigurationError(
@@ -341,23 +338,20 @@ class Operation:
     _keep_fetched = _finish
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the error of a call, as the reason why the call is in doubt."""
+        """Keep the error of a call as the reason why it is in doubt."""
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
         with transaction.atomic(using=self._steps_on):
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """In leased mode, store the resource immediately when the work calls `refer_to`. In atomic mode, do nothing,
-        because the resource is stored together with the result. If the operation has no key, do nothing, too.
-        """
+        """Store the resource at once. Atomic mode stores it with the result instead, and work without a key nowhere."""
 
 
 class AtomicOperation(Operation):
-    """If the option `lease` is not set, the work gets an object of this class. The work runs in one transaction and has
-    no steps.
+    """The `Operation` of work without a `lease`, which runs in one transaction and has no steps.
 
-    Each protected request in atomic mode creates an `AtomicOperation`, so the constructor must be fast.
+    Every atomic request makes one, so its constructor must stay fast.
     """
 
     def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -372,7 +366,7 @@ class AtomicOperation(Operation):
 def _check(name: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise IdempotencyConfigurationError(
-            f"{name!r} is no name for a step: give a str of 1 to {MAX_NAME} characters that stays the same in a retry."
+            f"{name!r} is not a valid step name: pass a str of 1 to {MAX_NAME} characters, the same in every attempt."
         )
 
 
@@ -384,59 +378,49 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """This interface describes work that must run once. The work itself says which of its results are final."""
+    """Work that runs once, and decides itself which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
-        """Do the work. In atomic mode, the work runs inside the transaction that claims the key.
-
-        Args:
-            operation: the operation of this attempt. Only leased work can use steps.
+        """Do the work, which in atomic mode happens inside the claim's transaction. Only leased work can use steps.
 
         Raises:
-            Exception: an exception of the work. The writes of the work are rolled back.
+            Exception: whatever the work raises. Its writes are rolled back.
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:
-        """If the work raises an exception, return the framework's response for this exception. The engine calls this
-        method after the rollback.
+        """Return the framework's response to what the work raised, or None to let `error` propagate.
 
-        Returns:
-            The judged answer, or None if `error` should propagate to the caller.
+        Called after the rollback.
         """
 
     def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Call the project's function `reconcile`, which returns the outcome of an abandoned attempt.
-
-        Returns:
-            The final result, or None to run the work again.
-        """
+        """Ask the project's `reconcile` for the final result of an abandoned attempt. None runs the work again."""
 
 
 def encode_step(value: Any) -> str:
-    """Return the JSON text that is stored for the result of a step. The result must be a JSON value or a saved model
-    instance. This function raises `ResultNotStorable` if the type of the result is not allowed, or if the JSON text of
-    the result is longer than 1 MiB.
+    """Encode the result of a step for storage.
+
+    Raises:
+        ResultNotStorable: it is neither JSON nor a saved model instance, or longer than 1 MiB.
     """
-    kept = encode(value)  # the JSON text is ASCII, so its length is also its number of bytes
+    kept = encode(value)  # ASCII, so characters are bytes
     if len(kept) > MAX_STEP_BYTES:
         raise ResultNotStorable(
-            f"the result of a step takes {len(kept)} bytes as JSON, and {MAX_STEP_BYTES} are kept at most. Return what "
-            "the next steps need, such as the id of the charge."
+            f"the result of a step takes {len(kept)} bytes as JSON, and at most {MAX_STEP_BYTES} can be kept. Return "
+            "what the next steps need, such as the id of the charge."
         )
     return kept
 
 
 def encode(value: Any) -> str:
-    """Return the JSON text that is stored for a value. The value must be a JSON value or a saved model instance. Every
-    other value raises `ResultNotStorable`.
-    """
+    """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else."""
     kept: dict[str, Any] = {"value": value}
     try:
         if isinstance(value, models.Model):
             kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
-        # By default, Python writes NaN and Infinity, but JSON does not have these values.
+        # Python would write NaN and Infinity, which JSON does not have.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
-    except Exception as error:  # a project's fields may raise anything, and what has moved money must be marked as done
+    except Exception as error:  # fields may raise anything, and what moved money must be marked as done
         raise ResultNotStorable(
             f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
             "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "
@@ -445,7 +429,7 @@ def encode(value: Any) -> str:
 
 
 def _encode_pk(instance: models.Model) -> Any:
-    """Return what Django's serializers write for each field of the key. JSON alone cuts the microseconds of a time."""
+    """Encode each field as Django's serializers would. Plain JSON cuts the microseconds of a time."""
     field: Any
     parts: list[Any] = []
     for field in instance._meta.pk_fields:
@@ -461,10 +445,7 @@ def _encode_pk(instance: models.Model) -> Any:
 
 
 def decode(text: str | None) -> Any:
-    """The value is stored as a JSON text. Decode this text, and return the value. If the text is None, return None. If
-    the text describes a model instance, this function reads the instance from the database. If the row is missing,
-    Django raises `DoesNotExist`.
-    """
+    """Return the stored value. A model instance is fetched, which raises `DoesNotExist` if its row is gone."""
     if text is None:
         return None
     kept = json.loads(text)
@@ -477,27 +458,22 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value that each retry will read from the stored text. For example, if a function returns a tuple, the
-    first run and each retry get a list, because JSON has no tuples.
-    """
+    """Return the value as every retry will read it. A tuple, for example, becomes a list at once."""
     return value if isinstance(value, models.Model) else decode(text)
 
 
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
-    """Return the type and the id of a resource. Raises `IdempotencyConfigurationError` if the type or the id is not
-    valid, for example too long.
-    """
+    """Return a resource's type and id. Raises `IdempotencyConfigurationError` if either can't be kept."""
     if isinstance(what, models.Model):
-        # The id of an instance is its primary key. So the argument `id_` must be None, or this function raises an
-        # error.
+        # An instance brings its own id; another one beside it is refused below.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""
     typed = isinstance(what, str) and _fits(what, MAX_TYPE) and not any(c.isspace() for c in what)
     if not (typed and _fits(text, MAX_ID)):
         raise IdempotencyConfigurationError(
-            f"refer_to({what!r:.200}, {id_!r:.300}): give a saved model instance alone, or a type of 1 to {MAX_TYPE} "
-            f"characters without spaces and an id, a str, an int or a UUID of 1 to {MAX_ID} characters without control "
+            f"refer_to({what!r:.200}, {id_!r:.300}): pass a saved model instance alone, or a type of 1 to {MAX_TYPE} "
+            f"characters without spaces and an id: a str, an int or a UUID of 1 to {MAX_ID} characters without control "
             "characters, as in refer_to('order', '59')."
         )
     return what, text

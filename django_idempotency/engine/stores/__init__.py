@@ -1,7 +1,4 @@
-"""A store reads and writes the idempotency keys of one database alias.
-
-Each kind of database has its own store class. All store classes are subclasses of `Store`.
-"""
+"""Which store reads and writes the keys of a database alias."""
 
 from __future__ import annotations
 
@@ -25,39 +22,28 @@ _STORES = {
     "MariaDB": "innodb.MariaDBStore",
     "MySQL": "innodb.MySQLStore",
 }
-"""The store class for each kind of database. A key of this dict is Django's name for the kind of database, or the name
-of an extension. A store is imported only when it is needed, because a project installs only the drivers of its own
-databases.
-"""
+"""By Django's name for the database, or that of an extension. A store is imported only when it is needed, because a
+project installs only the drivers of its own databases."""
 UNTESTED = ("TiDB", "Vitess")
-"""Databases that use MySQL's protocol and have their own name in their version text. They do not have InnoDB's locks.
-"""
+"""Databases that speak MySQL's protocol without InnoDB's locks, and name themselves in their version."""
 
 
 def alias_of(options: Options) -> str:
-    """Return the alias of the database in which the package stores the keys.
-
-    If the option `using` is None, the project's database routers choose the alias.
-    """
+    """Return the alias that stores the keys: the option `using`, or the choice of the database routers."""
     return options.using or router.db_for_write(IdempotencyKey)
 
 
 def alias_for(using: str | None) -> str:
-    """Return the alias of the database that has the keys.
-
-    The argument `using` is this alias or None. If the argument is None, the function finds the alias in which the
-    project stores keys by default.
-    """
+    """Return `using`, or the alias in which the project stores keys by default."""
     return using or alias_of(resolve())
 
 
 @cache  # not lru_cache, which forgets the stores of a project with more than 128 aliases
 def store_for(alias: str) -> Store:
-    """Return the store of a database alias.
+    """Return the store of a database alias. The first call may query it for the Citus extension.
 
-    The first call for an alias can send a query, for example to find out whether the database has the extension Citus.
-
-    Raises `IdempotencyConfigurationError` if the alias is unknown, or if no store class supports the database.
+    Raises:
+        IdempotencyConfigurationError: the alias is unknown, or no store supports its database.
     """
     if alias not in connections:
         raise IdempotencyConfigurationError(
@@ -79,18 +65,13 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # In Django, the databases TiDB and Vitess have the name "MySQL". So this function looks for the words "TiDB" and
-    # "Vitess" in the version text of the server. Django itself recognises MariaDB, so MariaDB's version text is not
-    # needed.
+    # Django calls TiDB and Vitess "MySQL", but recognizes MariaDB.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 
 
 def _is_citus(connection: Any) -> bool:
-    """Return whether the database has the extension Citus.
-
-    The query uses the driver's own cursor, so `assertNumQueries` in a test of the project does not count this query.
-    """
+    """Whether the extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
     connection.ensure_connection()
     with connection.wrap_database_errors, connection.connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")

@@ -1,33 +1,29 @@
-"""This module sends several SQL statements to PostgreSQL in one message, without Django's cursors.
+"""Sending several SQL statements to PostgreSQL in one message, past Django's cursors.
 
-A protected view usually sends as many messages to the database as an unprotected `atomic()` view. Django sends BEGIN
-and COMMIT in two separate messages, and waits for the answer to each message. This module sends BEGIN together with the
-claim, and sends COMMIT together with the result of the view. Like this package, the drivers pgjdbc and Npgsql send
-BEGIN and the next statement in one message. Before each statement, psycopg asks libpq whether a transaction is open. So
-psycopg does not send a second BEGIN after the BEGIN of this module.
+Django sends BEGIN and COMMIT as messages of their own, and waits for each. Here BEGIN travels with the claim, and
+COMMIT with the view's result, so that a protected view usually sends as many messages as an unprotected `atomic()` one.
+The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before each statement
+whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
-Tracing tools and multi-tenant packages must see each statement. So this module sends no messages if such a tool or
-package is active. The connection must be an instance of Django's own class, and not of a subclass. Its psycopg
-connection must be an instance of psycopg's own class. All cursor methods must be Django's own methods. The connection
-must have no execute wrapper and no query log. The `atomic()` block must be the outermost block, and the isolation level
-must be the default level. If a condition in this note is false, Django's cursor sends the statements.
+Tracing tools and multi-tenant packages must see each statement, which Django's cursor therefore sends unless everything
+here is original: the connection is of Django's own class rather than a subclass, psycopg's connection is of psycopg's
+own class, and all cursor methods are Django's. There is no execute wrapper and no query log; the `atomic()` block is
+the outermost, at the default isolation level.
 
 # Note [Prepared statements]
-On each connection, this module sends the first claim as SQL text. If a connection is used for only one request,
-prepared statements save no time. When a connection sends its second claim, the same message also prepares the
-statements. With a connection pool, several requests use the same connection object of psycopg. So this module stores
-the state of a connection, for example "prepared", in an attribute of the connection object.
+The first claim on a connection is sent as SQL text, because prepared statements save nothing on a connection that
+serves one request. The message of the second claim prepares the statements, too. A pool hands the same connection
+object of psycopg to several requests, which is why its state, such as "prepared", is kept in an attribute of that
+object.
 
 Behind a connection pooler, two releases of this package can meet each other's prepared statements. Every name contains
 one hash of all the statements, which means that a connection either has all statements of a release or none of them. If
 each name hashed only its own SQL, a release whose completion alone is new would find the claim of the old release, run
 the view, and then lack the completion: that request fails, and so does every retry on the connection.
 
-A prepared statement can fail for two reasons. The first reason is that the command DISCARD ALL has deleted the prepared
-statement. The second reason is that another client behind a connection pooler already has a prepared statement with the
-same name. If the prepared statement of a claim fails, the claim is rolled back and sent again as SQL text. After a
-failed prepared statement, the connection sends all statements as SQL text.
+A prepared statement fails if DISCARD ALL has deleted it, or if another client behind a pooler has taken its name. A
+claim that fails this way is rolled back and sent again as SQL text. From then on, so is everything on that connection.
 
 A completion whose name is missing, because the view sent DEALLOCATE ALL, aborts the view's transaction. It cannot be
 sent again without the view, so nothing is committed and the client gets 503. A savepoint in the same message would save
@@ -77,21 +73,21 @@ CALLS = "_django_idempotency_calls"
 """The attribute that counts the calls of each prepared statement."""
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
 LOST = frozenset({"26000", "42P05"})
-"""PostgreSQL's error codes invalid_sql_statement_name and duplicate_prepared_statement."""
+"""invalid_sql_statement_name and duplicate_prepared_statement."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
-"""The numbers of libpq's states PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
+"""libpq's PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
 DONE = frozenset({1, 2})
-"""The numbers of libpq's results PGRES_COMMAND_OK and PGRES_TUPLES_OK."""
+"""libpq's PGRES_COMMAND_OK and PGRES_TUPLES_OK."""
 PLAIN = (False, None, None, None)
-"""With these values of `autocommit`, `isolation_level`, `read_only` and `deferrable`, psycopg sends a plain BEGIN."""
+"""The `autocommit`, `isolation_level`, `read_only` and `deferrable` with which psycopg sends a plain BEGIN."""
 LARGE = 64 * 1024
-"""A body with more bytes than this is sent as a binary parameter: the server parses long hexadecimal text slowly."""
+"""Bytes above which a body becomes a binary parameter: the server parses long hexadecimal text slowly."""
 SOON = 50
 """Milliseconds in which a claim is answered that waits for no lock."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
-"""The modules with Django's own classes of connections."""
+"""The modules of Django's own connection classes."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
-"""The methods that debugging tools replace in order to see each statement."""
+"""The methods that debugging tools replace to see each statement."""
 PARAMETER = re.compile(r"%\((\w+)\)s")
 SEQSCAN_OFF, PLANNED_ALREADY = (
     b"current_setting('enable_seqscan'), set_config('enable_seqscan', 'off', true))",
@@ -103,7 +99,7 @@ PLANNED = 10
 
 
 def statements(**texts: str) -> dict[str, Statement]:
-    """Return the statements of one store, by the part of their names that tells them apart."""
+    """Return a store's statements by kind. Their names share one hash."""
     release = sha256("; ".join(map(_prepared, texts.values())).encode()).hexdigest()[:12]
     return {kind: Statement(f"idempotency_{kind}_{release}", text) for kind, text in texts.items()}
 
@@ -121,13 +117,12 @@ def _parameters(text: str) -> list[str]:
 
 
 class Statement:
-    """As long as a `Statement` is not prepared, the package sends the statement as SQL text. After a `Statement` is
-    prepared, the package sends only the name and the values of the statement.
+    """A statement that is sent as SQL text until it is prepared, and by name and values from then on.
 
     Args:
         name: the name of the prepared statement.
-        text: the SQL, in which parameters are written as `%(name)s`. In a prepared statement, `{seqscan_back}` becomes
-            one more column, which restores `enable_seqscan`.
+        text: the SQL, with parameters as `%(name)s`. In a prepared statement, `{seqscan_back}` becomes one more column,
+            which restores `enable_seqscan`.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -139,7 +134,7 @@ class Statement:
         self._call = f"EXECUTE {name}(".encode()
 
     def filled(self, raw: Any, values: Values) -> bytes:
-        """Return the SQL of the statement for this connection, as bytes. The SQL contains the values as literals."""
+        """Return what to send on this connection, with the values as literals."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
         for name in self._names:
             value = values[name]
@@ -147,7 +142,7 @@ class Statement:
                 literals.append(b"NULL")
             elif isinstance(value, str):
                 if "\0" in value:
-                    # If a text contains NUL, libpq leaves out the NUL and all characters after the NUL.
+                    # libpq would cut the text there.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals.append(escape(value.encode()))
             elif isinstance(value, bytes):
@@ -163,15 +158,11 @@ class Statement:
 
 
 def may_send(connection: Any, status: int) -> bool:
-    """Return True if this module can send BEGIN and COMMIT directly, without a Django cursor.
+    """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    All conditions are in Note [When this module sends messages].
-
-    Before BEGIN, the caller passes the status IDLE. With the status IDLE, the function returns True only if both of
-    these conditions are true: psycopg would send a BEGIN without options, and Django would commit the transaction
-    later. A caller that wants to send COMMIT passes the status IN_TRANSACTION. With the status IN_TRANSACTION, the
-    function returns True only if the end of the current `atomic()` block would send exactly one statement: COMMIT. The
-    function does not check whether the connection needs a rollback.
+    Before a BEGIN, `status` is IDLE; psycopg must be about to send it without options, and Django to commit later.
+    Before a COMMIT it is IN_TRANSACTION, and COMMIT must be all that the end of the current `atomic()` would send.
+    Whether the connection needs a rollback is not checked.
     """
     raw = connection.connection
     return (
@@ -197,18 +188,14 @@ def _first_state(connection: Any, raw: Any) -> str:
     if kind.__module__ not in WRAPPERS or raw.cursor_factory is not Cursor or not all(map(_is_original, methods)):
         state = BY_CURSOR
     else:
-        # If `prepare_threshold` is set, psycopg deletes all prepared statements after every ROLLBACK.
+        # With a `prepare_threshold`, psycopg drops all prepared statements after every ROLLBACK.
         state = NEW if raw.prepare_threshold is None else TEXT
     setattr(raw, STATE, state)
     return state
 
 
 def _is_original(method: Any) -> bool:
-    """Return whether the method is Django's own method. The result is False if a tool has replaced the method.
-
-    The function checks whether the method's code is in a file of Django. This function does not compare the name and
-    the module of a method, because a tool that replaces a method of Django usually copies both.
-    """
+    """Whether the method's code is in a file of Django. Tools that replace it usually copy its name and module."""
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
@@ -216,18 +203,12 @@ def _is_original(method: Any) -> bool:
 def begin(connection: Any, claim: Statement, others: Sequence[Statement], values: Values) -> Any:
     """Send BEGIN and the claim in one message, and return the result of the claim.
 
-    Args:
-        connection: Django's connection.
-        claim: the statement that claims the key.
-        others: the statements that the connection prepares together with the claim.
-        values: the values of the claim.
+    The `others` are prepared together with the claim.
     """
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The message prepares several statements, and the claim is the last of these statements. The claim is always
-        # prepared last. So if the claim is prepared on a connection, all other statements are prepared on this
-        # connection, too.
+        # The claim is prepared last: a connection that has it also has all the others.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -241,33 +222,31 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
 
 
 def end_and_lock(connection: Any, number: int) -> bool:
-    """Send COMMIT. Then try to get the advisory lock with this number. Return True if the lock was free."""
+    """Send COMMIT, try to take the advisory lock with this number, and return whether it was free."""
     result = _send(connection, b"COMMIT; SELECT pg_try_advisory_xact_lock(%d)" % number)
     return bool(result.get_value(0, 0) == b"t")
 
 
 def end_while(connection: Any, work: Callable[[], T]) -> T:
-    """Send COMMIT, and call the function `work` while the server commits. Return the result of this function."""
+    """Send COMMIT, and call `work` while the server is busy with it. Returns the result of `work`."""
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         raw.pgconn.send_query(b"COMMIT")
         try:
             return work()
         finally:
-            # The transaction has written nothing, so this function ignores the result of the COMMIT.
+            # Nothing was written, so the COMMIT may end as it likes.
             raw.wait(generators.execute(raw.pgconn))
 
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
     """Send the last statement of a transaction and COMMIT in one message.
 
-    After this message, no transaction is open. At the end of the `atomic()` block, Django runs the `on_commit` hooks as
-    usual.
+    The `atomic()` block then finds no transaction to commit, and runs the `on_commit` hooks as usual.
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
-        # psycopg's own cursor sends a large body as a binary parameter. A message with a binary parameter can contain
-        # only one statement. So Django sends COMMIT in a separate message, at the end of the `atomic()` block.
+        # A binary parameter needs psycopg's own cursor, and a message to itself: Django sends the COMMIT later.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -279,10 +258,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
-    """If the error means that a prepared statement cannot be used, roll the claim back, and return True.
-
-    If this function returns True, the caller sends the claim again.
-    """
+    """Roll the claim back if its prepared statement can't be used, and return whether to send it again."""
     raw = connection.connection
     if not _go_on_by_text(raw, error):
         return False
@@ -292,7 +268,7 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 
 def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
-    """Return whether a prepared statement is lost or its name taken. Then the connection prepares nothing any more."""
+    """Whether a prepared statement is lost or its name taken. The connection then prepares nothing any more."""
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
         return False
     setattr(raw, STATE, TEXT)
@@ -300,11 +276,11 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 
 
 def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
-    """Send one message, and return the result of the last statement in the message.
+    """Send a message, and return the result of its last statement. Errors of psycopg become Django's.
 
-    An error of psycopg is raised as an error of Django. A claim can wait for a migration, which is why it is waited for
-    as Django's cursor waits: it sees signals, and after a Ctrl-C the server does not go on waiting either. libpq's own
-    waiting does neither, and it shows only the last error of a pooler that ends the connection.
+    A claim can wait for a migration, which is why it is waited for as Django's cursor waits: it sees signals, and after
+    a Ctrl-C the server does not go on waiting either. libpq's own waiting does neither, and shows only the last error
+    of a pooler that ends the connection.
     """
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
@@ -316,18 +292,18 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
         else:
             results = [raw.pgconn.exec_(message)]
         if results[-1].status not in DONE:
-            # After the error of a server or pooler that then ends the connection, libpq adds one that says less.
+            # A server or pooler that ends the connection says why first; libpq then adds an error that says less.
             first = next(result for result in results if result.status not in DONE)
             error = errors.error_from_result(first, "utf-8")
-            # If the connection is lost, the error comes from libpq. An error from libpq has no SQLSTATE.
+            # An error of libpq, as from a lost connection, has no SQLSTATE.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return results[-1]
 
 
 def _attentively(raw: Any, message: bytes) -> list[Any]:
-    """Send one message, and see signals until all results are there.
+    """Send a message, and notice signals until all results are there.
 
-    psycopg's own waiting costs 20 µs more than libpq's. This costs half of it where the answer comes soon.
+    psycopg's own waiting costs 20 µs more than libpq's. This costs half of that if the answer comes soon.
     """
     results: list[Any] = []
     pgconn = raw.pgconn
@@ -337,7 +313,7 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
         answer.register(pgconn.socket, select.POLLIN)
         try:
             soon = answer.poll(SOON)
-        # psycopg's waiting raises the exception of a signal again, and cancels the statement after a Ctrl-C.
+        # psycopg's waiting raises a signal's exception again, and cancels the statement after a Ctrl-C.
         except BaseException as error:  # noqa: BLE001
             soon = raw.wait(_raising(error))
         if soon:
@@ -356,9 +332,6 @@ def _raising(error: BaseException) -> Iterator[int]:
 
 @cache
 def _in_gevent() -> bool:
-    """Return whether gevent has patched this process.
-
-    In a process that gevent has patched, libpq must not wait for the server, because libpq would block all greenlets.
-    """
+    """Whether gevent has patched this process, where libpq's own waiting would block all greenlets."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

@@ -1,8 +1,7 @@
-"""On PostgreSQL, an advisory lock shows whether a request with the same key is running.
+"""The store for PostgreSQL, where an advisory lock says whether a request with the same key is running.
 
-While a view runs, its transaction has the advisory lock with the number `scope_hash`. A duplicate request tries to take
-the same lock. If the duplicate does not get the lock, the store returns `Conflicted` and does not wait for the row. A
-unique constraint makes sure that the table has each key only once.
+The transaction of a running view holds the advisory lock numbered `scope_hash`. A duplicate only tries to take it, and
+gets `Conflicted` rather than wait for the row. The unique constraint keeps each key to one row.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
-"""The types of the parameters that are not text. PostgreSQL cannot guess these types in an INSERT … SELECT."""
+"""Types of parameters that PostgreSQL can't guess in an INSERT … SELECT."""
 TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
-"""If another transaction has the advisory lock of the key, this SQL function does not wait, and returns false."""
+"""Takes the key's advisory lock, or returns false at once if another transaction holds it."""
 WALK_INDEXES = "SELECT " + ", ".join(
     f"set_config('{name}', 'off', true)"
     for name in ("enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
@@ -48,9 +47,8 @@ PURGE = (
     "AND {steps}.{key_hash} = gone.k AND {steps}.{scope_hash} = gone.s) "
     "SELECT count(*), max(until) FROM gone"
 )
-"""Delete a batch of expired keys and their steps. A row is named by its address and its hashes, because an address, the
-ctid, is unique in one partition only. Only what was deleted takes its steps along.
-"""
+"""Delete a batch of expired keys with their steps. A ctid is unique in one partition only, so the hashes are compared
+as well; only what was deleted takes its steps along."""
 
 
 RUNNING_SQL = (
@@ -63,14 +61,12 @@ RUNNING_SQL = (
     "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
     "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
 )
-"""This query has the parameter `table`, the quoted name of the key table.
+"""Its parameter `table` is the quoted name of the key table.
 
 # Note [Which advisory locks are ours]
-The number of this package's advisory lock is a hash, so a different application can use the same number. But each claim
-also writes to the key table, and then has a lock on this table until the transaction ends. `RUNNING_SQL` returns only
-transactions that have an advisory lock and also a lock on the key table. An additional statement could mark the
-advisory lock as a lock of this package, but would make every request slower.
-"""
+The number of an advisory lock is a hash, and another application may use the same one. Each claim also writes to the
+key table, though, and then holds a lock on that table until its transaction ends: `RUNNING_SQL` returns only
+transactions that hold both. A statement to mark the advisory lock as ours would make every request slower."""
 
 
 ELSEWHERE_SQL = (
@@ -83,18 +79,18 @@ ELSEWHERE_SQL = (
 
 class PostgreSQLStore(Store):
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-    # The codes lock_not_available and query_canceled mean that a claim has waited longer than the project's
-    # lock_timeout or statement_timeout. For example, a migration or VACUUM FULL has locked the table.
+    # lock_not_available and query_canceled: the claim outlasted the project's lock_timeout or statement_timeout,
+    # perhaps because a migration or VACUUM FULL has locked the table.
     busy = frozenset({"55P03", "57014"})
-    # The connection is lost, PgBouncer's query_wait_timeout, a server that stops or starts, too_many_connections, and
+    # A lost connection, PgBouncer's query_wait_timeout, a server that stops or starts, too_many_connections, and
     # read_only_sql_transaction, as on a replica.
     down = frozenset({CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006"})
     lost = frozenset({"26000"})  # invalid_sql_statement_name
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: Error) -> object:
-        # An error of psycopg 3 has the attribute sqlstate, and an error of psycopg2 has the attribute pgcode. An error
-        # of libpq and of a connection pool has neither, because no server has sent it.
+        # psycopg 3 calls it sqlstate, psycopg2 pgcode. Errors of libpq and of a connection pool come from no server,
+        # and carry neither.
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
@@ -107,13 +103,10 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Claim a key. This method sends one or two messages directly to the database.
+        """Claim a key by one message; the answer to a duplicate takes two.
 
-        A successful claim needs one message to the database, and the answer to a duplicate needs two messages.
-
-        The method returns None if the key has failed, is abandoned or has expired. The method also returns None if
-        another transaction has stored or deleted the row a moment ago. When the method returns None, no transaction is
-        open any more.
+        Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
+        transaction stored or deleted its row a moment ago.
         """
         claim, *others = self._statements.values()
         try:
@@ -123,7 +116,7 @@ class PostgreSQLStore(Store):
                 raise
             return self._claim_by_messages(connection, wanted)
         if found.ntuples == 0:
-            # Another transaction holds the lock on the key, or another transaction changed the row a moment ago.
+            # Another transaction holds the key's lock, or changed its row a moment ago.
             return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
         if (row_id := found.get_value(0, 0)) is not None:
             claimed = new_claim(int(row_id), wanted)
@@ -138,8 +131,8 @@ class PostgreSQLStore(Store):
             else:
                 messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # A trigger of the project can fail with the same codes, but only during COMMIT. A failed COMMIT ends the
-            # transaction. So the status IN_ERROR shows that the error does not come from COMMIT.
+            # IN_ERROR rules out COMMIT, which ends the transaction even if it fails: the project's deferred triggers
+            # may fail there with the same codes.
             raw: Any = connection.connection
             if raw is not None and raw.info.transaction_status == IN_ERROR:
                 self._name_cause(error)
@@ -147,8 +140,8 @@ class PostgreSQLStore(Store):
 
     def _name_cause(self, error: DatabaseError) -> None:
         match self.code(error):
-            # The statement divides 1 by the number of rows that it has written. So if this worker no longer has the
-            # claim, the statement fails with a division by zero. In a schema without the table, it fails as well.
+            # The statement divides by the number of rows it wrote, so it fails if the claim is lost. In a schema
+            # without the table, it fails as well.
             case "22012" | "42P01":
                 raise claim_lost() from error
             case code if code in self.lost:
@@ -164,8 +157,7 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # This SQL divides by zero if the statement has written no row. After a division by zero, PostgreSQL does not
-        # run the COMMIT that follows in the same message.
+        # Dividing by zero, if no row was written, keeps PostgreSQL from running the COMMIT in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
         return messages.statements(
             claim=self._claim_sql,
@@ -178,7 +170,7 @@ class PostgreSQLStore(Store):
             raise IdempotencyConfigurationError(
                 f"PostgreSQL has no room for another lock ({str(error).strip()!r}). Each claim holds one until its "
                 "transaction ends. If a job makes thousands of keyed calls in one transaction, let the job commit in "
-                "batches: one transaction for each item is best. Else raise max_locks_per_transaction."
+                "batches: one transaction for each item is best. Otherwise raise max_locks_per_transaction."
             ) from error
         if "statement pooling mode" in str(error):
             raise IdempotencyConfigurationError(
@@ -188,17 +180,15 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # If the view itself has sent COMMIT, the row of the claim is in the table. Then this method returns False,
-        # because the row is not lost: the method `complete` can store the response in this row.
+        # After a COMMIT of the view, its claim is in the table, and `complete` can still store the response there.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
         return self._fetch(own, values_of_claim(claimed)) is None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # After the end of a transaction, psycopg 3 sends a new BEGIN before the next statement. If the view has
-        # switched autocommit on, psycopg 3 sends no BEGIN. The driver psycopg2 does not notice that the transaction has
-        # ended, so psycopg2 sends no new BEGIN.
+        # psycopg 3 begins another transaction before its next statement, unless the view switched autocommit on.
+        # psycopg2 doesn't notice the end, and begins none.
         raw: Any = connection.connection
         begins = hasattr(raw, "pgconn") and not raw.autocommit
         if raw is None or begins or connection.closed_in_transaction:
@@ -210,23 +200,19 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        if connection.needs_rollback or connection.closed_in_transaction:  # closed, a pool has taken it back
+        if connection.needs_rollback or connection.closed_in_transaction:  # a closed one may be back in its pool
             return True
-        # Sometimes the server refuses all further statements of the transaction, although Django has not noticed an
-        # error.
+        # The server may refuse all further statements although Django has seen no error.
         raw: Any = connection.connection
         status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
         return bool(status == IN_ERROR)
 
     @cached_property
     def _claim_sql(self) -> str:
-        """Return a statement that reads the row of a key. If the key is not stored, the statement takes the advisory
-        lock and inserts a new row. If another transaction has the advisory lock, the statement does not wait.
+        """Read the row of a key, or, if there is none, take the advisory lock without waiting and INSERT one.
 
-        If a row was inserted, the statement returns the id of the new row and the present time. If the key is stored
-        already, it returns a row with three values: NULL, and two values from the stored row. One value is a JSON list
-        of all columns except the body, and the other value is the body. If no row was inserted and no key is stored,
-        the statement returns no row.
+        A new row returns its id and the present time. A stored one returns NULL, a JSON list of its columns except the
+        body, and the body. If it could do neither, there is no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
@@ -247,12 +233,10 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _read_sql(self) -> str:
-        """Return a SELECT that reads the row of a key. If the key can be claimed, the SELECT also takes the advisory
-        lock.
+        """SELECT the row of a key, and take its advisory lock if it can be claimed.
 
-        The SELECT always returns one row. If no key is stored, the columns of that row are NULL. The SELECT does not
-        see a key that another transaction stores after the start of the SELECT. So if the SELECT takes the lock but
-        finds no key, the store tries the INSERT again.
+        There is always one row, of NULLs if no key is stored. A key that is stored after the SELECT began is not seen:
+        if the lock was free and no key was found, the store tries the INSERT again.
         """
         sql = self._sql
         stored = sql.stored_key(sql.expired)
@@ -274,10 +258,9 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # The query of `purge` has a lower limit and an upper limit for the column `expires_at`. PostgreSQL guesses that
-        # 0.5 % of the rows are between the two limits. Because of this wrong guess, the planner sometimes reads and
-        # sorts all expired rows in every batch. After the statement `WALK_INDEXES`, PostgreSQL reads the rows in the
-        # order of the index, and looks each step up. This is faster.
+        # PostgreSQL guesses that 0.5 % of the rows lie between the two limits on `expires_at`, for which it may read
+        # and sort all expired rows in every batch. WALK_INDEXES makes it follow the index and look each step up, which
+        # is faster.
         self._fetch(WALK_INDEXES)
         return self._purge(batch_size, not_before or LONG_AGO)
 
@@ -311,9 +294,7 @@ class PostgreSQLStore(Store):
 
 
 def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
-    """Return the answer to a duplicate of a request. The argument `found` contains the stored row. If the key can be
-    claimed again, return None.
-    """
+    """Return the outcome for a duplicate that found a stored row, or None if that key can be claimed again."""
     facts, body = found.get_value(0, 1), found.get_value(0, 2)
     stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
     outcome = decide(stored, wanted)
@@ -321,32 +302,27 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
 
 
 class CitusStore(PostgreSQLStore):
-    """This store works on PostgreSQL with the Citus extension. Citus has several nodes, and each tenant has a schema on
-    one node.
+    """PostgreSQL with the Citus extension: several nodes, each tenant's schema on one of them.
 
-    The row of a key is on the same node as the tenant's other rows. So Citus commits the row of the key and the other
-    rows together in one phase. If a view writes to several nodes, Citus commits in two phases. Each statement of this
-    class is a "router query", which Citus sends unchanged to the node of the schema. This class uses no INSERT …
-    SELECT, because Citus can run an INSERT … SELECT on a different node.
+    A key's row is on its tenant's node, and commits in one phase with the tenant's other rows; a view that writes to
+    several nodes commits in two. Each statement here is a "router query", which Citus passes unchanged to the schema's
+    node. That excludes INSERT … SELECT, which it may run on another node.
     """
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # This class sends each statement to the database in a separate message. We could send several statements in one
-        # message. But a claim would be only a little faster, because Citus spends most of its time on the messages
-        # between its nodes.
+        # Messages with several statements would save little, because Citus spends its time between its nodes.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # The method `_read` takes the advisory lock on the node that stores the row. Citus sends every duplicate of a
-        # request to the node that stores the row, so each duplicate finds the lock.
+        # `_read` takes the advisory lock on the node of the row, where Citus sends every duplicate, too.
         if self._read(wanted) is not None:
             return None
         row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))
         return None if row is None else int(row[0])
 
     def _purge(self, batch_size: int, not_before: Any) -> tuple[int, Any]:
-        # Each of these statements is a router query: it writes to one table.
+        # Router queries, each on one table.
         return Store.purge(self, batch_size, not_before)

@@ -1,8 +1,8 @@
-"""This module has the SQL statements that find a key, claim a key, complete a claim, or release a claim.
+"""The SQL that finds and claims a key, and completes or releases the claim.
 
-Each store builds its SQL statements only once. Each store has its own INSERT. The other statements are the same for
-each kind of database, except for the SQL that computes times. Rare actions, such as a takeover, use Django's ORM. All
-parameters of the statements have names. The functions `values_of` and `values_of_claim` return dicts of parameters.
+Most statements are built once, at their first use. Databases differ in their INSERT and in how they compute times.
+Rarer actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and `values_of_claim`
+return them.
 """
 
 from __future__ import annotations
@@ -29,32 +29,28 @@ SECONDS_SINCE_1970 = {
     "mysql": "UNIX_TIMESTAMP()",
     "sqlite": "strftime('%%s', 'now')",
 }
-"""SQL for the present time of each kind of database. Without fractions is exact enough for the age of a key."""
+"""The present time. Whole seconds are exact enough for the age of a key."""
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite stores a time with a precision of milliseconds. So the SQL function `round` keeps only three digits after
-    # the point. More digits would be wrong, because a float is not exact.
+    # SQLite keeps milliseconds, and a float's further digits would be wrong.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
-"""SQL for each kind of database that computes how many seconds are left until the time in a column."""
+"""The seconds left until the time in a column."""
 COLUMNS = (
     *("id", "scope", "operation", "key", "fingerprint", "status", "attempt"),
     *("expired", "lapsed", "unleased", "lease_left"),
     *("status_code", "headers", "resource_type", "resource_id", "body"),
 )
-"""The columns of a query that reads a row. The body is last, because the body is not JSON."""
+"""What a query reads of a row. The body is last, because it can't be a part of JSON."""
 
 
 BYTES, TRUTHS = ("fingerprint", "body"), ("expired", "lapsed", "unleased")
-"""Columns whose values must be converted, because the drivers return different types for these columns."""
+"""Columns that drivers return in different types."""
 
 
 class Queries:
-    """This class builds the SQL that claims a key, completes a claim or releases a claim.
-
-    The attribute `k` is a dict with the quoted name of each column of the key table.
-    """
+    """The statements of one alias. `k` maps each column of the key table to its quoted name."""
 
     def __init__(self, alias: str) -> None:
         connection = connections[alias]
@@ -71,16 +67,12 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL that adds a number of seconds to the database's time. The text in `seconds` is the name of the SQL
-        parameter that contains the number of seconds.
-        """
+        """Return the database's time plus the SQL parameter named `seconds`."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
     def new_row(self) -> dict[str, str]:
-        """Return a dict for the INSERT of a new row. Each item has the quoted name of a column, and the SQL for the
-        value of the column.
-        """
+        """The quoted columns of a new row, and the SQL of their values."""
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -96,23 +88,17 @@ class Queries:
         return {self.k[name]: value for name, value in values.items()}
 
     def insert(self, **instead: str) -> str:
-        """Return an INSERT … VALUES statement for a new row.
-
-        A keyword argument replaces the usual SQL of one column. The name of the argument is the name of the column, and
-        the value of the argument is the new SQL.
-        """
+        """INSERT a new row. Keyword arguments replace the SQL of a column."""
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     @cached_property
     def insert_if_new(self) -> str:
-        """Return an INSERT that does nothing if the key is stored already."""
+        """INSERT a new row, unless the key is stored."""
         return f"{self.insert()} ON CONFLICT ({self.k['key_hash']}, {self.k['scope_hash']}) DO NOTHING"
 
     def stored_key(self, expired: str) -> dict[str, str]:
-        """Return a dict with the SQL for each column in `COLUMNS`. The argument `expired` is an SQL condition that is
-        true if the row has expired.
-        """
+        """Return the SQL of each of `COLUMNS`. `expired` is the condition of an expired row."""
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -123,19 +109,19 @@ class Queries:
 
     @cached_property
     def look(self) -> str:
-        """Return a query that finds the row of a key by its hashes. The query does not lock the row."""
+        """SELECT one key by its hashes, without locking it."""
         return f"SELECT {', '.join(self.stored_key(self.expired).values())} FROM {self.table} WHERE {self.same_hashes}"
 
     @cached_property
     def seen(self) -> str:
-        """Return a query that returns one row if the key is stored already, and no row if the key is new."""
+        """SELECT a row if the key is stored."""
         return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
 
     @property
     def fence(self) -> str:
-        """Return an SQL condition that is true if the claimed row still belongs to this attempt. See Note [Fencing].
+        """The condition that the claimed row still belongs to this attempt. See Note [Fencing].
 
-        The condition also compares the hashes of the key, because another tenant can have a row with the same id.
+        The hashes are part of it, because another tenant may have a row with the same id.
         """
         k = self.k
         return (
@@ -145,10 +131,7 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """Return an UPDATE that completes the claim of this request.
-
-        If the parameter `resource_type` or `resource_id` is NULL, the column with the same name does not change.
-        """
+        """UPDATE the claimed row with the response. A resource that is NULL leaves the stored one."""
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}
@@ -165,37 +148,35 @@ class Queries:
 
     @cached_property
     def complete_and_keep(self) -> str:
-        """Return an UPDATE that completes the claim, and that also sets the time at which the stored response expires.
+        """`complete`, with a new time at which the response expires.
 
-        One UPDATE could do the work of both `complete` and `complete_and_keep`, but this UPDATE would need a time
-        function inside COALESCE. Citus does not allow a time function inside COALESCE.
+        Two statements, because Citus allows no time function in the COALESCE that a single one would need.
         """
         return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
 
     @cached_property
     def complete_settled(self) -> str:
-        """Like `complete_and_keep`, but only while each call and write of the key has a result."""
+        """`complete_and_keep`, but only while each call and write of the key has a result."""
         return f"{self.complete_and_keep} AND {self.k['unknown']} = 0"
 
     @cached_property
     def release(self) -> str:
-        """Return a DELETE for the row that this request has claimed."""
+        """DELETE the claimed row."""
         return f"DELETE FROM {self.table} WHERE {self.fence}"
 
 
 def as_stored_key(values: Any) -> StoredKey:
-    """Convert a row into a `StoredKey`. The row was read with the SQL of `Queries.stored_key`."""
+    """Convert a row that was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # To compare the row with the request, the package needs texts of the type `str`.
+        # Comparing the row with the request needs `str`.
         raise IdempotencyConfigurationError(
-            f"the database returns text as {row['status']!r}, not as text. Set client_encoding to UTF8 on this "
+            f"the database returns text as {row['status']!r}, not as a str. Set client_encoding to UTF8 on this "
             "connection."
         )
     for name in BYTES:
         if (value := row[name]) is not None:
-            # A database driver returns this value as bytes or as a memoryview. If the row was read as JSON, this value
-            # is a text of hexadecimal digits.
+            # Bytes or a memoryview from a driver, hexadecimal digits from JSON.
             row[name] = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
     for name in TRUTHS:
         row[name] = bool(row[name])
@@ -206,7 +187,7 @@ def as_stored_key(values: Any) -> StoredKey:
 
 
 def values_of(wanted: ClaimRequest) -> Values:
-    """Return the SQL parameters of a claim, as a dict of names and values."""
+    """The SQL parameters of a claim."""
     identity = wanted.identity
     return {
         "key_hash": identity.key_hash,
@@ -223,7 +204,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """Return the SQL parameters of the condition `Queries.fence`. This condition finds the claimed row."""
+    """The SQL parameters of `Queries.fence`."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,
@@ -234,9 +215,5 @@ def values_of_claim(claimed: Claimed) -> Values:
 
 @cache
 def _worker(pid: int) -> str:
-    """Return the name of this worker, which contains the host name and the process id.
-
-    The result of this function is cached. A forked process has a different process id, and must not get the cached name
-    of its parent process. So the process id is an argument of this function.
-    """
+    """Return host and process id. A forked process must not find the name of its parent in the cache."""
     return f"{gethostname()[:80]}:{pid}"

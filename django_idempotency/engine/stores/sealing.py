@@ -1,34 +1,28 @@
-"""This module encrypts texts before they are stored: responses, step results, error texts and lists of decisions. A
-text that this module has encrypted is called a sealed text.
+"""Encrypting what is stored: responses, step results, errors and decisions, which are then called sealed.
 
-Without the setting `ENCRYPTION_KEYS`, this module encrypts nothing. This module imports the package `cryptography` only
-if encryption keys are set.
+Without `ENCRYPTION_KEYS` nothing is sealed, and the package `cryptography` is not even imported.
 
 # Note [How to recognize a sealed text]
-When a project sets `ENCRYPTION_KEYS`, the older rows stay unencrypted, and must stay readable. So this module must
-check whether a stored text is encrypted. The check must be correct even if a client has chosen the text.
+Rows from before the setting stay unencrypted and must stay readable, so a stored text has to show whether it is sealed,
+even if a client chose it.
 
-Sealed text begins with the mark `enc1:`, except in the column `body`. Without encryption, headers and decisions are
-JSON lists, and a step result is a JSON object. JSON lists and objects cannot begin with the mark `enc1:`. An
-unencrypted error text begins with the name of a Python class, or with a sentence of this package. So an error text that
-begins with this mark is always encrypted.
+Outside of `body`, sealed text begins with the mark `enc1:`. Nothing else stored there can: headers and decisions are
+JSON lists and a step's result is a JSON object, while an error text begins with the name of a Python class or a
+sentence of this package.
 
-Some views send a text from the request back to the client. So the body of a response can begin with `enc1:` although
-the body is not encrypted. So the column `body` does not use the mark. The headers and the body of a response are always
-written by the same statement. If the stored text of the headers begins with the mark, the body is encrypted, too.
+A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. It therefore
+carries no mark of its own. Headers and body are always written by the same statement: if the headers are sealed, so is
+the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM with associated data. The associated data describes the place of the text, such as its row and
-its column. A sealed text can be decrypted only in the row and the column for which it was encrypted. Otherwise, a
-person with access to the database could copy another user's response into their own row. The next retry of this person
-would get the other user's response.
+The cipher is AES-256-GCM, whose associated data describes the place of a text. It can be decrypted only there.
+Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and receive
+it with their next retry.
 
-The associated data consists of the two hashes that are stored in the row, and of the name of the column. The two hashes
-depend on the key, the caller and the operation. If the text belongs to a step, the associated data also contains the
-name of the step. If the text is a response, the associated data also contains the status code and the fingerprint of
-the row. If a person changes the status code or the fingerprint in the row, the response cannot be decrypted. So an
-error response cannot become a success, and a stored response cannot become the answer to a different payload. In a
-backend, a response is bound to the random token of its value, too.
+The place is the row's two hashes, which depend on key, caller and operation, and the name of the column; for a step,
+its name as well. A response is also bound to the status code and the fingerprint of its row, and can't be decrypted
+once either is changed: an error can't become a success, nor a stored response the answer to another payload. In a
+backend, it is bound to the random token of its value, too.
 """
 
 from __future__ import annotations
@@ -52,48 +46,41 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "enc1:"
-"""Sealed text begins with this mark. If the way of sealing changes, the number in the mark must change."""
+"""How sealed text begins. Another way of sealing needs another number."""
 NONCE_BYTES = 12
 """The length that NIST SP 800-38D recommends for GCM."""
 
 
 HEADERS = json.JSONEncoder(separators=(",", ":"))
-"""Writes headers as ASCII JSON. A JSON list keeps the order of the headers, but jsonb does not promise an order."""
+"""Writes headers as ASCII. A JSON list keeps their order, which jsonb does not promise."""
 Row = Claimed | Identity | IdempotencyKey
-"""An object with both hashes of a row: a claim, the identity of a request, or an instance of the model."""
+"""Whatever carries both hashes of a row: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
-"""Another fact to which a sealed text is bound: the name of the step, the status code or the fingerprint of the
-response, or the token of a value in a backend. An empty fact is left out."""
+"""What else a sealed text is bound to: the step's name, the response's status code and fingerprint, or the token of a
+value in a backend. Empty facts are left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """Encrypt the text so that it can be decrypted only in its own row and column. Return the encrypted text. If no
-    encryption key is set, return the text unchanged.
-    """
+    """Encrypt a text for its row and column. Without encryption keys, return it unchanged."""
     if text is None or not (ciphers := _ciphers()):
         return text
     return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
 
 
 def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
-    """Decrypt the stored text, and return the result. If the stored text is not sealed, return the text unchanged.
-
-    Raises `NotDecryptable`.
-    """
+    """Decrypt a stored text, or return it unchanged if it is not sealed. Raises `NotDecryptable`."""
     if stored is None or not is_sealed(stored):
         return stored
     return _opened(row, column, stored.removeprefix(MARK), about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
-    """Return whether this stored text is encrypted. See Note [How to recognize a sealed text]."""
+    """Whether a stored text is encrypted. See Note [How to recognize a sealed text]."""
     return stored is not None and stored.startswith(MARK)
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact) -> tuple[str | None, bytes | None]:
-    """Return the headers and the body of a response, in the form in which the row stores them. If an encryption key is
-    set, this function encrypts the headers and the body.
-    """
+    """Return a response's headers and body as its row stores them, sealed if there are encryption keys."""
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
@@ -103,8 +90,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey, *more: Fact) -> Snapshot:
-    """Return the stored response of this row. The function needs two hashes to decrypt a sealed response. The argument
-    `of` contains these hashes.
+    """Return the stored response of a row. `of` carries the hashes that it was sealed with.
 
     Raises `NotDecryptable`.
     """
@@ -124,30 +110,28 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
 
 
 def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
-    """Return the decrypted text. A text that was copied from another row or column cannot be decrypted."""
+    """Decrypt a text, which fails if it was copied from another row or column."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
-            f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set the list with the key that the "
-            "row was written with. Until then the key is refused."
+            f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set it to a list with the "
+            "encryption key of this row. Until then the idempotency key is refused."
         )
     from cryptography.exceptions import InvalidTag
 
     for cipher in ciphers:
-        with suppress(InvalidTag, ValueError):  # a ValueError means that the text is not base64, or is too short
+        with suppress(InvalidTag, ValueError):  # ValueError: not base64, or too short
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
             return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
     raise NotDecryptable(
-        f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Add the key that the row was "
-        "written with to the end of the list. Until then the key is refused. If no key is missing, the row was changed "
-        "in the database: the text, its place, the status code or the fingerprint."
+        f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one that the row "
+        "was written with. Until then the idempotency key is refused. If none is missing, the row was changed in the "
+        "database: the text, its place, the status code or the fingerprint."
     )
 
 
 def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
-    """Return bytes that identify the row and the column in which a text is stored. See Note [Sealed text belongs to one
-    row and one column].
-    """
+    """Identify a row and a column. See Note [Sealed text belongs to one row and one column]."""
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
 

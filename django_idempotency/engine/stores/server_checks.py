@@ -1,7 +1,4 @@
-"""This module checks the set-up of the database server.
-
-If the set-up is correct, the claim of a key and the writes of the view are committed together or rolled back together.
-"""
+"""System checks that ask the database server: can a claim and the writes of its view commit together?"""
 
 from __future__ import annotations
 
@@ -17,14 +14,11 @@ if TYPE_CHECKING:
 
 MODELS = (IdempotencyKey, IdempotencyStep)
 OWN = [model._meta.db_table for model in MODELS]
-"""The names of the package's own tables."""
+"""The package's own tables."""
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and collations of the package's tables.
-
-    If a person or a tool rebuilds a table, the table can lose its indexes and its collations.
-    """
+    """Check the indexes and collations of the package's tables, which a rebuilt table may have lost."""
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
@@ -49,7 +43,7 @@ def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[Ch
         if wanted and found.get(field.column, wanted) != wanted:
             yield Warning(
                 f"column {field.column!r} of table {meta.db_table!r} in database {connection.alias!r} has the "
-                f"collation {found[field.column]!r}, which may take two texts for one.",
+                f"collation {found[field.column]!r}, under which two different texts may be equal.",
                 hint=f"ALTER TABLE {meta.db_table} MODIFY {field.column} {field.db_type(connection)} COLLATE {wanted} "
                 "NOT NULL",
                 id="django_idempotency.W008",
@@ -64,28 +58,27 @@ COLLATIONS = (
 # --- MariaDB and MySQL
 
 ENGINE = "InnoDB"
-"""The storage engine whose locks the stores need."""
+"""The storage engine with the locks that the stores need."""
 WITHOUT_TRANSACTIONS = (
     "SELECT tables.table_name FROM information_schema.tables AS tables "
     "JOIN information_schema.engines AS engines ON engines.engine = tables.engine "
     "WHERE tables.table_schema = DATABASE() AND engines.transactions <> 'YES'"
 )
-"""This query returns the tables of the database whose storage engine has no transactions."""
+"""The tables in a storage engine without transactions."""
 
 
 def check_engines(connection: Any) -> Iterator[CheckMessage]:
-    """Check the storage engines of the package's tables and of the project's tables."""
+    """Check the storage engines of the package's and the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
-        # For a missing table, `get_storage_engine` returns the default engine of the database server. The command
-        # `migrate` runs this check, and then creates the missing table in the default engine.
+        # For a missing table, this is the server's default engine, in which `migrate` will create it after this check.
         engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:
             yield Error(
                 f"database {alias!r} keeps table {table!r} in the storage engine {engine!r}. A claim there is not "
-                "rolled back when its view fails, and the key stays in progress for ever. The locks of keys are those "
-                f"of {ENGINE}.",
+                "rolled back when its view fails, and the key stays in progress for ever. Claims rely on the locks of "
+                f"{ENGINE}.",
                 hint=f"Set default_storage_engine = {ENGINE} in the server's settings. If the table exists, run: "
                 f"ALTER TABLE {table} ENGINE = {ENGINE}",
                 id="django_idempotency.E009",
@@ -110,17 +103,15 @@ SELECT own.name, known.logicalrelid IS NOT NULL,
 FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) AS name) AS own
 LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
 """
-"""This query returns one row for each of the package's tables that exists. The columns tell whether Citus knows the
-table, whether the schema of the table is distributed, whether any table is spread over the nodes, and whether the table
-has the trigger of docs/citus_two_phase.sql. The query does not use the view `citus_tables`, because that view is not in
-the schema of a tenant."""
+"""One row for each of the package's tables that exists: whether Citus knows it, whether its schema is distributed,
+whether any table is spread over the nodes, and whether it has the trigger of docs/citus_two_phase.sql. The view
+`citus_tables` would be missing from a tenant's schema."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """On Citus, check where the package's tables are stored.
+    """On Citus, check where the package's tables are.
 
-    If a key table and the table of the orders are stored on different nodes, an order can be committed without its key.
-    Then a retry creates a second order.
+    A key on another node than the orders can be lost while its order commits, and a retry then orders again.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:
@@ -131,7 +122,7 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
             continue
         yield Error(
             f"database {connection.alias!r} is Citus, and its table {table!r} is {kind}. If a node fails between two "
-            "commits, an order can be there without its key, and a retry makes a second order.",
+            "commits, an order can be stored without its key, and a retry creates a second one.",
             hint="Give each tenant a distributed schema with the tables of the keys in it. Or keep the keys in plain "
             "tables on the coordinator, and run citus_two_phase.sql there, from the folder docs of the source code.",
             id="django_idempotency.E014",
@@ -139,7 +130,6 @@ def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage
 
 
 def rows_of(connection: BaseDatabaseWrapper, sql: str, params: Any = ()) -> list[Any]:
-    """Run a query, and return all rows of its result."""
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         return list(cursor.fetchall())

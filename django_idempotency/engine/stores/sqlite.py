@@ -1,4 +1,4 @@
-"""The store for SQLite. SQLite allows only one writer at a time, so the transaction of a writer locks all keys."""
+"""The store for SQLite, where a single writer at a time locks all keys."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 UNKNOWN = ("no such table:", "no such column:", "has no column named")
-"""Texts in SQLite's errors for a missing table or column. SQLite has only one error code for all wrong statements."""
+"""How SQLite words a missing table or column. All wrong statements share one error code."""
 
 
 class SQLiteStore(Store):
-    # SQLite's error about a lock does not tell which key is locked. Perhaps the locked key is not the key of this
-    # request.
+    # SQLite doesn't say which key is locked, so the lock may be about another key.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)
 
     def code(self, error: Error) -> object:
-        # The lowest eight bits of SQLite's error code are the primary result code.
+        # The primary result code is in the lowest eight bits.
         found = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
         return next((words for words in UNKNOWN if words in str(error)), found)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) roll back the whole transaction. `executescript` commits the
-        # transaction. Django does not notice that the transaction has ended. After the end of the transaction, SQLite
-        # commits each statement separately.
+        # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the transaction, and so does `executescript`, which commits it.
+        # Django doesn't notice, and every later statement is committed by itself.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
@@ -50,7 +48,6 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # SQLite compares times as texts. The driver writes times with more digits than the times of SQLite's own clock.
-        # So the code must not compare a column with the argument `not_before`. This method does not use `not_before`,
-        # so each batch starts with the oldest expired key.
+        # `not_before` is left out, because SQLite compares times as texts and the driver writes more digits than
+        # SQLite's own clock. Each batch starts at the oldest expired key.
         return super().purge(batch_size)[0], None

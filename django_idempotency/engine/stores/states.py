@@ -5,10 +5,10 @@ about a key] in `journal.py`). A key can be in several states at once, such as "
 the worst one, and `STATES` lists the worst first.
 
 # Note [Which index finds a state]
-A query begins with the condition of an index: `last_error` is set for failed keys, and `attention_at`
-for those with an effect or a doubt, which come first in that index; `locked_until` is set for keys with a lease. These
-partial indexes hold a handful of rows however large the table is. None of them names `status` or a counter, because PostgreSQL could then no longer
-complete a key or start and finish a step by a HOT update, which touches no index.
+A query begins with the condition of an index: `last_error` is set for failed keys, and `attention_at` for those with an
+effect or a doubt, which come first in that index; `locked_until` is set for keys with a lease. These partial indexes
+hold a handful of rows however large the table is. None of them names `status` or a counter, because PostgreSQL could
+then no longer complete a key or start and finish a step by a HOT update, which touches no index.
 
 A claim that was committed without a lease has no index of its own; such an index would change at every completion. The
 index on `expires_at` finds it once its `ttl` is up, where few rows are left because the cleanup deletes the others.
@@ -37,24 +37,20 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # In SQLite, Django stores times as texts. This SQL writes the present time in Django's text format, so that SQLite
-    # can compare the present time with a stored time. Each percent sign is written twice, because one percent sign
-    # begins a placeholder.
+    # The text format in which Django stores times on SQLite. A single percent sign would begin a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
     ),
 }
-"""SQL of each database for its clock, and for its clock plus a parameter in seconds."""
+"""The clock of each database, and the clock plus a parameter in seconds."""
 
 
 class Clock(Func):
-    """This expression is the database's time at the start of the statement.
+    """The database's time at the start of the statement, plus `plus` seconds.
 
-    The value of `Clock` does not change during a statement. So the database can use an index when it compares a column
-    with `Clock`. `Clock` uses neither the start time of the transaction nor the clock of the application server.
-
-    The argument `plus` is a number of seconds, which the database adds to its time.
+    It is constant within a statement, which lets an index serve comparisons with it. Neither the start of the
+    transaction nor the clock of the application server plays a part.
     """
 
     arity = 0
@@ -70,7 +66,7 @@ class Clock(Func):
 
 
 UNFINISHED = Q(finished_at=None)
-"""A step that was started and has no result, so nobody knows whether it took effect."""
+"""A step that was started and has no result, so that nobody knows whether it took effect."""
 SETTLED = Q(unknown=0, effects=0)
 """A key whose steps have no effect outside that a person or a retry must know of."""
 DUE = Q(expires_at__lte=Clock())
@@ -84,7 +80,7 @@ UNLEASED = Q(status=Status.IN_PROGRESS, locked_until=None)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One row of the key table and the database's time at which it was read, such as `.annotate(now=Clock())`."""
+    """A row of the key table, and the database's time at which it was read, such as `.annotate(now=Clock())`."""
 
     row: IdempotencyKey
     now: datetime
@@ -106,7 +102,7 @@ class Seen:
 
     @property
     def idle(self) -> bool:
-        """Whether the key has failed or is abandoned, so that a person may decide about it."""
+        """Whether a person may decide about the key, because it has failed or is abandoned."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
@@ -140,8 +136,8 @@ IN_DOUBT = State(
     name="in_doubt",
     label=_("in doubt"),
     to_do=_(
-        "It is unknown whether a step took effect, or what a view has committed that ended its own transaction. Look "
-        "in the books of the other side, then record the result, answer, or release the key."
+        "Nobody knows whether a step took effect, or what was committed by a view that ended its own transaction. "
+        "Look it up on the other side, then record the result, answer, or release the key."
     ),
     condition=((UNSETTLED | LAPSED) & Q(unknown__gt=0)) | (UNLEASED & DUE),
     fits=lambda seen: seen.unleased or (seen.idle and seen.row.unknown > 0),
@@ -150,8 +146,8 @@ HALF_DONE = State(
     name="half_done",
     label=_("half done"),
     to_do=_(
-        "A call took effect outside, and the operation did not end. The next retry goes on from there. If none comes, "
-        "undo the call there and answer, or finish the work and answer. If the value of a call was lost, enter it."
+        "A call took effect outside, but the operation never finished. The next retry continues from there. If none "
+        "comes, undo the call or finish the work, and then answer. If the value of a call was lost, enter it."
     ),
     condition=(UNSETTLED | LAPSED) & Q(unknown=0, effects__gt=0),
     fits=lambda seen: seen.idle and not seen.unleased and seen.row.unknown == 0 and seen.row.effects > 0,
@@ -159,10 +155,7 @@ HALF_DONE = State(
 STUCK = State(
     name="stuck",
     label=_("stuck"),
-    to_do=_(
-        "No worker holds the key any more, and nothing was called. The next retry takes the key over, or a cleanup "
-        "frees the key."
-    ),
+    to_do=_("Its worker is gone, and nothing was called. The next retry takes the key over, or a cleanup frees it."),
     condition=LAPSED & SETTLED,
     fits=lambda seen: seen.abandoned and not seen.unleased and seen.row.unknown == seen.row.effects == 0,
     order=("locked_until",),
@@ -170,7 +163,7 @@ STUCK = State(
 IN_FLIGHT = State(
     name="in_flight",
     label=_("in flight"),
-    to_do=_("A worker holds the key. Wait for the end of its lease."),
+    to_do=_("A worker holds the key. Wait until it finishes or its lease expires."),
     condition=LIVE,
     fits=lambda seen: seen.live,
     order=("locked_until",),
@@ -178,14 +171,14 @@ IN_FLIGHT = State(
 EXPIRED = State(
     name="expired",
     label=_("expired"),
-    to_do=_("The time to keep the key is over. The next cleanup deletes the key."),
+    to_do=_("The key is no longer kept. The next cleanup deletes it."),
     condition=DUE & (Q(status=Status.COMPLETED) | Q(status=Status.FAILED, attention_at=None)),
     order=("expires_at",),
 )
 FAILED_STATE = State(
     name="failed",
     label=_("failed"),
-    to_do=_("The next retry runs at once, and goes on from the steps that are kept."),
+    to_do=_("The next retry runs at once, and continues after the stored steps."),
     condition=FAILED,
     fits=lambda seen: seen.row.status == Status.FAILED,
     order=("created_at",),
@@ -193,28 +186,25 @@ FAILED_STATE = State(
 COMPLETED = State(
     name="completed",
     label=_("completed"),
-    to_do=_("Retries get the stored answer."),
+    to_do=_("Retries get the stored response."),
     condition=Q(status=Status.COMPLETED),
     fits=lambda seen: seen.row.status == Status.COMPLETED,
 )
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
-"""All states, the worst state first."""
+"""All states, the worst first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
-"""The states that need attention. A key is in at most one of them, so the sum of their numbers is correct."""
+"""The states that need attention. A key is in at most one of them, so their counts add up."""
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)
-"""The condition for all keys that need attention: the union of `ATTENTION`, in the words of the three indexes."""
+"""All keys that need attention: the union of `ATTENTION`, worded for the three indexes."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""The condition for keys that a person may decide about. It has no index, so a query must also filter by ids."""
+"""Keys that a person may decide about. No index serves it, so a query must also filter by ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:
-    """Return the condition as SQL, for a statement that uses the key table and no other table.
-
-    The returned SQL contains all values, and has no placeholders.
-    """
+    """Return the condition as SQL on the key table alone, with its values as literals."""
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    # All values in this SQL are constants of this module, so no value comes from a client.
+    # The values are this module's constants; none comes from a client.
     literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
     return re.sub("%s", lambda found: next(literals), sql)

@@ -1,7 +1,7 @@
-"""What stands under a name in a backend: a claim, or a result.
+"""What a backend keeps under a name: a claim, or a result.
 
 A value is a format number, the random token of the attempt that wrote it, a line of JSON, and the bytes of the body. No
-two attempts write the same value, so what a swap has found says who holds the key.
+two attempts write the same value, so whatever a swap finds says who holds the key.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..protocol.stored_key import Status, StoredKey
 from .sealing import seal_response, unseal_response
 
 FORMAT = "1"
-"""Begins names and values. A release that writes them in another way counts it up, and never reads the old ones."""
+"""How names and values begin. A release that writes them differently counts it up, and never reads older ones."""
 TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
-"""Where the token stands in a value: 32 hexadecimal digits after the format."""
+"""Where a value keeps its token: 32 hexadecimal digits after the format."""
 
 
 def name_of(identity: Identity) -> str:
@@ -26,14 +26,14 @@ def name_of(identity: Identity) -> str:
 
 
 def claim_value(token: str, wanted: ClaimRequest, resource: Resource | None = None) -> bytes:
-    # The backend's clock ends the claim. This time only tells duplicates when to come back.
+    # The backend's clock ends the claim; this time only tells duplicates when to come back.
     return _value(token, wanted, resource, {"until": time.time() + (wanted.lease or 0)})
 
 
 def result_value(
     token: str, wanted: ClaimRequest, resource: Resource | None, snapshot: Snapshot, longest: int | None
 ) -> bytes:
-    """Return the value with the response, or with a tombstone if it would be longer than `longest` bytes."""
+    """Return the value with the response, or a tombstone if that would be longer than `longest` bytes."""
     of = wanted.identity
     row = Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash, fingerprint=wanted.fingerprint)
     headers, body = seal_response(row, snapshot, token)
@@ -64,10 +64,10 @@ def is_of(value: bytes, token: str) -> bool:
 
 
 def read_value(value: bytes) -> StoredKey:
-    """Return what `decide` asks about. Raises `ValueError` for a value that this package did not write."""
+    """Return what `decide` needs to know. Raises `ValueError` for a value this package did not write."""
     text, _, body = value.partition(b"\n")
     if not text.startswith(FORMAT.encode()):
-        raise ValueError(f"the value begins with {value[:40]!r}, which is no format of this release")
+        raise ValueError(f"the value begins with {value[:40]!r}, a format that this release cannot read")
     told, token = json.loads(text[TOKEN.stop :]), text[TOKEN].decode()
     completed = "status_code" in told
     return StoredKey(

@@ -194,7 +194,7 @@ class TestRefused:
             ("record", {"result": '{"model": "shopapp.Order", "pk": "\\u0000"}'}, "There is no shopapp.Order with"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": "\\ud800"}'}, "There is no shopapp.Order with"),
             ("record", {"result": '{"model": "auth.User", "pk": 1}'}, "You need the permission to view auth.User."),
-            ("record", {"result": '"' + "x" * 1024**2 + '"'}, "1048576 are kept at most"),
+            ("record", {"result": '"' + "x" * 1024**2 + '"'}, "at most 1048576 can be kept"),
         ],
     )
     def test_bad_input(self, in_doubt: IdempotencyKey, decision: str, data: dict[str, Any], error: str) -> None:

@@ -252,7 +252,7 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         FAILED,
         "call",
         "Attempt 1 ended without a final … No step has a result. … Whether these calls took effect: s0. … an order "
-        f"without a charge. Expires: {NEVER}. … It is refused with 409, and no call … books of the other side",
+        f"without a charge. Expires: {NEVER}. … It is refused with 409, and no call … Look it up on the other side",
     ),
     (
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},

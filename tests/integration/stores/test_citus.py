@@ -86,6 +86,6 @@ def test_where_the_tables_are(
     assert [message.id for message in messages] == ["django_idempotency.E014"] * len(told)
     assert [message.msg for message in messages] == [
         f"database 'default' is Citus, and its table {table!r} is {kind}. If a node fails between two commits, an "
-        "order can be there without its key, and a retry makes a second order."
+        "order can be stored without its key, and a retry creates a second one."
         for table, kind in told.items()
     ]

@@ -176,9 +176,9 @@ class TestKeys:
         [
             (
                 {"ENCRYPTION_KEYS": [NEW]},
-                "cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Add the key",
+                "cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one",
             ),
-            ({}, "is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set the list"),
+            ({}, "is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set it to a list"),
         ],
         ids=["another key", "switched off"],
     )

@@ -63,5 +63,5 @@ def test_w008_names_a_column_whose_collation_ignores_capitals(table: str, column
         (message,) = found()
     assert message.id == "django_idempotency.W008"
     assert f"column {column!r} of table {table!r}" in message.msg
-    assert "'utf8mb4_general_ci', which may take two texts for one." in message.msg
+    assert "'utf8mb4_general_ci', under which two different texts may be equal." in message.msg
     assert message.hint.endswith(f"COLLATE {usual} NOT NULL")
