@@ -1,4 +1,4 @@
-"""The mixin for class-based views, which also lets a final response pass."""
+"""The mixin for class-based views, which lets a final response pass."""
 
 from __future__ import annotations
 
