@@ -1,9 +1,8 @@
-"""This module describes one protected endpoint for clients, as English text and as OpenAPI.
+"""What must a client know about a protected endpoint, as English text and as OpenAPI?
 
-The IETF draft about the `Idempotency-Key` header says which facts a client needs (sections 2.2, 2.3 and 2.5.2). A
-client must know whether a key is required, what format a key has, and when a key expires. A client must also know
-whether two callers can use the same key, and how the server compares a retry with the first request. The command
-`idempotency_endpoints` prints the same English texts that the OpenAPI schemas contain.
+The IETF draft on `Idempotency-Key` lists it (sections 2.2, 2.3 and 2.5.2): whether a key is required, its format, when
+it expires, whether two callers can use the same one, and how a retry is compared with the first request. The command
+`idempotency_endpoints` prints the same texts that the OpenAPI schemas contain.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Options) -> dict[str, str]:
-    """Return a dict with the facts that a client must know. The dict maps the name of each fact to a text."""
+    """Return the facts that a client must know, each as a name and a text."""
     promise = f"A request runs at least once. Its key is in {options.backend!r}, and while it is there, no retry runs."
     return {
         **({} if options.backend is None else {"Promise": promise}),
@@ -41,10 +40,7 @@ def facts(options: Options) -> dict[str, str]:
 
 
 def key_format(options: Options) -> str:
-    """Return a text about the format of a key.
-
-    If the option `key` is set, the text says how the package reads the key, and does not describe the format.
-    """
+    """Return the format of a key, or where it is read from if the option `key` is set."""
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
@@ -62,9 +58,7 @@ def key_format(options: Options) -> str:
 
 
 def lifetime(options: Options) -> str:
-    """Return a text that says how long a key is kept. For example, the text for 24 hours is "1 day", but the text for
-    36 hours is "36 hours".
-    """
+    """Return how long a key is kept, in the largest whole unit: "1 day", but "36 hours"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -72,9 +66,7 @@ def lifetime(options: Options) -> str:
 
 
 def uniqueness(options: Options) -> str:
-    """Return a text that explains the scope of a key to clients. Two callers can use the same key, so the text says how
-    the server tells two callers apart.
-    """
+    """Return by what the server tells callers apart, who can use the same key."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} tells"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
@@ -82,7 +74,7 @@ def uniqueness(options: Options) -> str:
 
 
 def comparison(options: Options) -> str:
-    """Return a text that says how a retry is compared with the first request."""
+    """Return what of a retry is compared with the first request."""
     chosen = options.fingerprint
     target = "path" if options.operation is None else "arguments of the URL"
     if chosen is None:
@@ -97,8 +89,7 @@ def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is the page of its state."
-    # At run time, the error text `detail` contains the status of the response that was not stored. The documentation
-    # cannot know the status of a response, so it contains a general text.
+    # In general words: the real `detail` names the status of the response that was not stored.
     not_kept = "The request was processed, and its response is not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -132,17 +123,16 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    This function changes the argument `operation`. If the project has already declared the key's header, the function
-    does not declare the header again. If the project has already declared a status, the function only adds information
-    to the project's declaration.
+    `operation` is changed in place. A header that the project has declared is left as it is, and a status that it has
+    declared is only added to.
 
     Args:
         operation: an Operation Object of OpenAPI.
         options: the resolved options of the endpoint.
         required: whether a request without a key is always refused.
         status_type: the type of the statuses in `operation["responses"]`.
-        undeclared: the statuses of responses that the framework itself makes, and their media types. The framework
-            declares no schema for these responses.
+        undeclared: the statuses of responses that the framework makes without declaring a schema, with their media
+            types.
     """
     conf = get_settings()
     parameters: list[Schema] = operation.setdefault("parameters", [])
@@ -171,8 +161,7 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # An answer with status 202 is not an error, so its body is not a problem document. The body is JSON with
-            # the state of the running request.
+            # Not an error, and no problem document: JSON with the running request's state.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -194,10 +183,7 @@ def _key(options: Options, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the OpenAPI schemas that the package's responses use.
-
-    Each call returns new objects, because a hook of the project can change the returned objects.
-    """
+    """Return the schemas that the package's responses use, new each time, since a project's hook may change them."""
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}
