@@ -49,7 +49,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
     left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
     if left:
-        parts.append("## Not protected\n\nThese take no notice of a key: a retry may run again.\n")
+        parts.append("## Not protected\n\nThese ignore keys: a retry may run again.\n")
         parts += [f"- `{endpoint.method} {path(endpoint.route)}`" for endpoint in left]
     return "\n".join(parts)
 

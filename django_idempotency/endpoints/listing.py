@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def mode(self) -> str:
-        """The mode: "atomic", "leased", "leased, hold" or the like; for keys in a backend, "at least once, in 'events'".
+        """The mode: "atomic", "leased", "leased, hold" or the like; for a backend's keys, "at least once, in 'events'".
 
         Empty if the endpoint is not protected.
         """

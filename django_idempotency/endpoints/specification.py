@@ -29,7 +29,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 def facts(options: Options) -> dict[str, str]:
     """Return the facts that a client must know, each as a name and a text."""
-    promise = f"A request runs at least once. Its key is in {options.backend!r}, and while it is there, no retry runs."
+    promise = f"A request runs at least once. Its key is kept in {options.backend!r}; while it is there, no retry runs."
     return {
         **({} if options.backend is None else {"Promise": promise}),
         "Key": key_format(options),
@@ -51,9 +51,9 @@ def key_format(options: Options) -> str:
     if conf.require_quoted_key:
         text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
     else:
-        text += '. In double quotes (a string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.'
+        text += '. In double quotes (a string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.'
     if conf.key_validator not in (None, is_uuid):
-        text += " The server demands a form of its own beyond that."
+        text += " The server requires a format of its own beyond that."
     return text
 
 
@@ -68,7 +68,7 @@ def lifetime(options: Options) -> str:
 def uniqueness(options: Options) -> str:
     """Return by what the server tells callers apart, who can use the same key."""
     if options.scope is not None:
-        return f"the caller, as {dotted_name(options.scope)} tells"
+        return f"the caller, as {dotted_name(options.scope)} identifies it"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
     return f"the authenticated user, else the credential or session that was sent{others}"
 
@@ -88,9 +88,9 @@ def comparison(options: Options) -> str:
 def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
-    still = "The first request with this key is still being processed. Location is the page of its state."
+    still = "The first request with this key is still being processed. Location is its status page."
     # In general words: the real `detail` names the status of the response that was not stored.
-    not_kept = "The request was processed, and its response is not kept. It is not run again."
+    not_kept = "The request was processed, but its response was not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
         possible = [
@@ -141,7 +141,7 @@ def describe(
         parameters.append(_key(options, required))
     replayed = {
         "schema": {"type": "string", "enum": ["true", "false"]},
-        "description": "Whether this is the kept answer of an earlier request. Missing: no key was honoured.",
+        "description": "Whether this is the stored response of an earlier request. Missing if no key was honoured.",
     }
     responses: Schema = operation["responses"]
     for status, response in responses.items():
@@ -157,7 +157,7 @@ def describe(
         headers = response.setdefault("headers", {})
         headers.setdefault(conf.replayed_header, dict(replayed))
         if "Retry-After" in found.headers:
-            wait = "Seconds, after which to send the request again: with a lease, up to what is left of it, 60 at most."
+            wait = "Seconds to wait before sending it again: with a lease, up to what is left of it, at most 60."
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:

@@ -77,8 +77,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
         raise IdempotencyConfigurationError(
-            f"idempotent_operation stands above the route decorator of {view.__qualname__}, or in add_decorator."
-            f"{WAY_OUT}"
+            f"idempotent_operation sits above the route decorator of {view.__qualname__}, or in add_decorator.{WAY_OUT}"
         )
 
     def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
@@ -88,8 +87,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         operation: Operation | None = getattr(request, RUNNING, None)
         if operation is None or protected not in unwrapped(operation.view_func):
             raise IdempotencyConfigurationError(
-                f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
-                f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
+                f"idempotent_operation is not below the route decorator of an operation behind {request.path!r}, or a "
+                f"decorator between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
             )
         call = ViewCall(request, unprotected, args, kwargs, getattr(operation, MARK).options)
         call.adapter = ADAPTER
@@ -121,7 +120,7 @@ def _around(layer: Idempotency, protected: Any, run: Any) -> Any:
     above = takewhile(lambda level: level is not protected, unwrapped(operation.view_func))
     if any(getattr(level, "__globals__", {}).get("__name__") in PAGINATION for level in above):
         raise IdempotencyConfigurationError(
-            f"@paginate stands above idempotent_operation on {name}: it would divide the stored response into pages. "
+            f"@paginate sits above idempotent_operation on {name}: it would divide the stored response into pages. "
             "Put @paginate below idempotent_operation."
         )
     if getattr(operation, "stream_format", None) is not None:
@@ -236,7 +235,7 @@ def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], 
             return dotted_name(callback)
     raise IdempotencyConfigurationError(
         f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "
-        "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
+        "returned it. Return a model instance from each authenticator, or pass scope=callable(request)."
     )
 
 

@@ -87,21 +87,21 @@ def or_none(check: Check) -> Check:
 def one_of(*allowed: Any) -> Check:
     """Return a check that allows these values only, of these types: neither True nor 1.0 where 1 is allowed."""
     known = [(type(value), value) for value in allowed]
-    return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
+    return must(f"must be {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 
 
 def of_type(kind: type) -> Check:
-    return must(f"give a value of type {kind.__name__}.", lambda value: isinstance(value, kind))
+    return must(f"must be of type {kind.__name__}.", lambda value: isinstance(value, kind))
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
 # A list in the settings has become a tuple before it is checked.
-SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))
-NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
-SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
+SEVERAL = must("must be a list or a tuple.", lambda value: isinstance(value, tuple))
+NAME = must("must be a non-empty string.", lambda value: isinstance(value, str) and value)
+SIZE = must("must be a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
 METHODS = must(
-    f'give HTTP methods in upper case, such as ("POST", "PATCH"). {", ".join(sorted(SAFE_METHODS))} must not change '
+    f'must be HTTP methods in upper case, such as ("POST", "PATCH"). {", ".join(sorted(SAFE_METHODS))} must not change '
     "anything, so there is nothing to protect.",
     lambda value: (
         isinstance(value, Collection)
@@ -119,7 +119,7 @@ def duration(minimum: float) -> Check:
         known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
         return known and minimum <= seconds_of(value) <= MAX_SECONDS
 
-    return must(f"give a timedelta or a number of seconds: {minimum} or more, and at most 100 years.", possible)
+    return must(f"must be a timedelta or a number of seconds: at least {minimum}, at most 100 years.", possible)
 
 
 def _is_backend(value: Any) -> bool:
@@ -132,7 +132,7 @@ def _is_backend(value: Any) -> bool:
 
 
 BACKENDS = must(
-    'give a dict from names to backends, such as {"events": {"BACKEND": '
+    'must be a dict from names to backends, such as {"events": {"BACKEND": '
     '"django_idempotency.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://localhost"}}}.',
     lambda value: isinstance(value, Mapping) and all(map(_is_backend, value.values())),
 )
@@ -141,29 +141,29 @@ BACKENDS = must(
 def encryption_keys(value: Any) -> str | None:
     """Check a tuple of keys for `cryptography.fernet`, which is imported only if there are any."""
     if not isinstance(value, tuple) or not value:
-        return "give a list of Fernet keys, with at least one. To switch encryption off, leave the setting out."
+        return "must be a list of at least one Fernet key. To switch encryption off, leave the setting out."
     try:
         from cryptography.fernet import Fernet
     except ImportError:
-        return "this setting needs the package `cryptography`. Run: pip install cryptography"
+        return "needs the package `cryptography`. Run: pip install cryptography"
     for number, key in enumerate(value, 1):
         try:
             Fernet(key if isinstance(key, str) else "")
         except ValueError:
             return (
-                f"entry {number} is no Fernet key. Make one with: "
+                f"entry {number} is not a Fernet key. Generate one with: "
                 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
             )
     return None
 
 
-CALLABLE = must("give a callable; in the settings, its dotted path will do.", callable)
+CALLABLE = must("must be a callable or, in the settings, its dotted path.", callable)
 
 
 def called(value: Any) -> str | None:
     """Check a callable, which must not be `async def`: its coroutine would count as true."""
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
-        return "it is not awaited: give a def function."
+        return "must be a def function: it is not awaited."
     return CALLABLE(value)
 
 
@@ -171,4 +171,4 @@ def switch(value: Any) -> str | None:
     """Check a value that is True, False or a callable that decides."""
     if callable(value):
         return called(value)
-    return None if isinstance(value, bool) else "give True, False or a callable() -> bool, whose dotted path will do."
+    return None if isinstance(value, bool) else "must be True, False, a callable() -> bool or its dotted path."

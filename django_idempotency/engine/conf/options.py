@@ -25,11 +25,11 @@ def is_final(response: Any) -> bool:
 def recorded(value: Any) -> str | None:
     if value == "success" or callable(value):
         return None if value == "success" else check.called(value)
-    return 'give a callable(response) -> bool, whose dotted path will do in the settings, or "success".'
+    return 'must be a callable(response) -> bool (in the settings, its dotted path) or "success".'
 
 
 COMPARED = check.must(
-    'give a callable(request) -> bytes, a tuple of body field names, "request" or None.',
+    'must be a callable(request) -> bytes, a tuple of body field names, "request" or None.',
     lambda value: (
         value in (None, "request")
         or callable(value)
@@ -221,8 +221,8 @@ LEASED = Idempotency(lease=0.1, reconcile=None)
 
 
 MISFITS = {
-    "atomic": "is about leased mode. Pass lease=timedelta(minutes=2), for example, or leave %s out.",
-    "elsewhere": "does not go with backend=, whose keys are not in the table. Leave %s out.",
+    "atomic": "applies to leased mode only. Pass lease=timedelta(minutes=2), for example, or leave %s out.",
+    "elsewhere": "cannot be combined with backend=, whose keys are not in the table. Leave %s out.",
 }
 Mode = Literal["atomic", "leased", "elsewhere"]
 

@@ -55,7 +55,7 @@ class IdempotencyMixin:
         top = next(filter(is_drf_view, reversed(mro)), View)
         if top in mro and mro.index(top) < mro.index(IdempotencyMixin):
             raise IdempotencyConfigurationError(
-                "IdempotencyMixin must stand before the view class, and after access mixins:\n\n"
+                "IdempotencyMixin must come before the view class, and after access mixins:\n\n"
                 f"    class {cls.__name__}(…, IdempotencyMixin, …, {top.__name__}): ..."
             )
         if "idempotency" in vars(cls):

@@ -49,9 +49,9 @@ def refuse_view(view: Any) -> None:
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
         problem = f"decorates views, and {view!r} is not one. Its options are given by keyword."
     elif method_name(view).upper() in SAFE_METHODS:
-        problem = f"stands above {_name(view)}, which answers a safe method: there is nothing to protect."
+        problem = f"sits above {_name(view)}, which answers a safe method: there is nothing to protect."
     elif (below := _below(view)) is not None:
-        problem = f"stands above {below}"
+        problem = f"sits above {below}"
     else:
         return
     raise IdempotencyConfigurationError(f"idempotent {problem}")
@@ -134,13 +134,13 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 def misplaced_decorator(handler: Any) -> str | None:
     """Return the message of system check E006 if `idempotent` stands in a wrong place on a handler, else None."""
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
-    return None if below is None else f"idempotent stands above {below}"
+    return None if below is None else f"idempotent sits above {below}"
 
 
 def refuse_handler(handler: Any) -> None:
     """Raise if a handler in a class with the mixin has a decorator that may check the caller: replays would skip it."""
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
-        raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
+        raise IdempotencyConfigurationError(f"IdempotencyMixin sits above {below}")
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
@@ -152,7 +152,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
         why = "a replay would miss or get wrong: the client, or a middleware, needs it with each response"
     else:
         why = f"may decide who may call {name or _name(function)}: a replay would skip it"
-    advice = f"{wrapper}, which {why}. Let it come first:\n{order}"
+    advice = f"{wrapper}, which {why}. Put it first:\n{order}"
     if wrapper.startswith("django."):
         return advice
     return (

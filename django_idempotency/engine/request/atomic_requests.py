@@ -72,7 +72,8 @@ def refuse_asynchronous(request: Any) -> None:
     if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
         raise IdempotencyConfigurationError(
             f"{callback.__qualname__} has `async def` handlers, and dispatch() only makes their coroutine: the "
-            "transaction of ATOMIC_REQUESTS is over when that runs. Use IdempotencyMixin, no decorator on dispatch()."
+            "transaction of ATOMIC_REQUESTS would end before that runs. Use IdempotencyMixin instead of decorating "
+            "dispatch()."
         )
 
 

@@ -171,8 +171,8 @@ def _token_scope(token: Model) -> str:
     client, user = client_of(token), _owner(token, token._meta.get_field("user"))
     if client is None and user is None:
         raise IdempotencyConfigurationError(
-            f"request.auth is a {token._meta.label} of no application and no user, and a new token would be another "
-            "caller. Pass scope=callable(request)."
+            f"request.auth is a {token._meta.label} that belongs to no application and no user, and a new token would "
+            "be another caller. Pass scope=callable(request)."
         )
     return acting_for(user) + client if client and user else str(client or user)
 

@@ -106,7 +106,7 @@ def missing_key(options: Options, request: HttpRequest | None = None) -> Problem
         # Cut, because the client chooses the name.
         similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
         if similar:
-            text = _("The header %(similar)s was sent, which has another name.")
+            text = _("The request carries the header %(similar)s instead.")
             detail = f"{detail} {text % {'similar': similar[0]}}"
     elif (source := getattr(options.key, "source", None)) is not None:
         # A `KeyReader` names the part of the request that must contain the key.
@@ -145,7 +145,7 @@ def length_required() -> Problem:
 
 
 def body_too_large() -> Problem:
-    detail = _("The request's body is larger than this operation can compare with that of a retry. Send less.")
+    detail = _("The request's body is too large for this operation to compare it with a retry's. Send a smaller one.")
     return Problem("body-too-large", 413, "The request's body is too large", detail)
 
 

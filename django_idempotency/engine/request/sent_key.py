@@ -40,7 +40,7 @@ def read_key(request: Any, options: Options) -> str | None:
             raise InvalidKey(" ".join(error.messages)) from error
         # Django's own validators return None for a valid value, and raise for an invalid one.
         if valid is False:
-            raise InvalidKey(_("It does not have the form that this server demands."))
+            raise InvalidKey(_("It does not have the format that this server requires."))
     return check_dated(key) if options.late_keys == "refuse" else key
 
 

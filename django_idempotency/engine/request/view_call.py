@@ -70,8 +70,8 @@ def final_response(response: Any, options: Options) -> Finished[HttpResponseBase
         response.render()
     if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
-            f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "
-            "yet, let it raise: the doubt remains, and the next retry asks again."
+            f"reconcile answered {response.status_code}, which is not final, but would be replayed. If it does not "
+            "know yet, let it raise: the doubt remains, and the next retry asks again."
         )
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))
 
