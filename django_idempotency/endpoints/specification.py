@@ -74,7 +74,7 @@ def uniqueness(options: Options) -> str:
 
 
 def comparison(options: Options) -> str:
-    """Return what of a retry is compared with the first request."""
+    """Return which parts of a retry are compared with the first request."""
     chosen = options.fingerprint
     target = "path" if options.operation is None else "arguments of the URL"
     if chosen is None:

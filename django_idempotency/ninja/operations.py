@@ -2,11 +2,10 @@
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
-function of the operation. The decorator puts an inner wrapper around the function of the operation. The inner wrapper
-protects the function. The decorator also puts an outer wrapper around `Operation.run`. The outer wrapper tells the
-inner wrapper which operation is running. An exception handler of the API can itself raise an exception. The inner
-wrapper stores this exception, and the outer wrapper raises it again. If the inner wrapper raised the exception,
-`Operation.run` would give the exception to the same handlers a second time.
+operation's function. The decorator puts an inner wrapper around the function, which protects it, and an outer wrapper
+around `Operation.run`, which tells the inner one which operation is running. If one of the API's exception handlers
+raises, the inner wrapper stores the exception and the outer one raises it again: raised by the inner one, it would be
+passed by `Operation.run` to the same handlers a second time.
 """
 
 from __future__ import annotations

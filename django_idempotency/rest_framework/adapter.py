@@ -116,7 +116,7 @@ class RestFrameworkAdapter(Adapter):
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
         """Render a response with the view's own JSON renderer or the framework's.
 
-        Always as JSON, because no client waits for it, and without calling `finalize_response`.
+        The format is always JSON, since no client waits for it, and `finalize_response` is not called.
         """
         if not isinstance(returned, Response) or returned.is_rendered:
             return returned  # type: ignore[no-any-return]

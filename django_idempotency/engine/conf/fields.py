@@ -12,7 +12,7 @@ from typing import Any
 from ...exceptions import IdempotencyConfigurationError
 
 Check = Callable[[Any], str | None]
-"""Returns None for a valid value, else a sentence that says what would be one."""
+"""Returns None for a valid value, else a sentence that says what a valid one is."""
 
 MAX_SECONDS = 100 * 365 * 86400
 """A century. Some databases cannot add a longer interval to the current time."""

@@ -59,7 +59,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    # Once, at import: `method_decorator` decorates the view again on each request, by the partial.
+    # Registered here, once at import, because `method_decorator` calls the partial again on each request.
     register(Declaration((layer,)))
     return partial(_protect, (layer,))
 

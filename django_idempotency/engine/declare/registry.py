@@ -1,4 +1,4 @@
-"""How is a callable protected? Its `Declaration` tells the endpoints' list, system checks, OpenAPI and recovery."""
+"""How is a callable protected? Its `Declaration` tells the list of endpoints, the checks, OpenAPI and the recovery."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers, with one more that protects the verb if the handler is named after one, such as `put`."""
+    """Return the layers and, if the handler is named after an HTTP method such as `put`, one that protects it."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())

@@ -4,15 +4,11 @@ Allowed are those that do not check the caller. Every decorator that uses `funct
 view's own code is not.
 
 # Note [The package recognizes a wrapper by its code object]
-`functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
-has made this wrapper. But `functools.wraps` does not change the code object (`__code__`) of the wrapper. The wrapper
-also keeps the global variables of its own module. The wrapper has a code object, and the `co_qualname` of this object
-begins with the name of the decorator. So the package takes the decorator's name from the code object, and the module's
-name from the global variables. When several middleware classes are used as decorators, all their wrappers have the same
-code object. When several context managers are used as decorators, Python makes a wrapper for each, and all these
-wrappers share one code object. So if a decorator was made from a middleware class, the package uses the name of this
-class as the decorator's name. If a decorator was made from a context manager, the package uses the class name of the
-context manager.
+`functools.wraps` copies the name of a function to its wrapper, whose own name therefore does not tell which decorator
+made it. But the wrapper keeps its code object, whose `co_qualname` begins with the name of the decorator, and the
+global variables of its module: both together name the decorator. All wrappers made of middleware classes share one
+code object, and so do those of context managers. These are named after the class of the middleware or the context
+manager.
 """
 
 from __future__ import annotations
@@ -59,8 +55,8 @@ NOT_REPLAYED = frozenset(
         f"{VIEWS}.csrf._EnsureCsrfCookie",
     }
 )
-"""Django's decorators that tell something to the client at hand, or to a middleware by an attribute. No stored response
-holds that, so they belong above the protection."""
+"""Django's decorators that address the client at hand, or tell a middleware something through an attribute. A stored
+response preserves neither, so they belong above the protection."""
 OURS = "django_idempotency."
 
 

@@ -1,4 +1,4 @@
-"""How is an error described to operators? By its class and its place: its message can contain a secret."""
+"""How is an error described to operators? By its class and place, because its message can contain a secret."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe(error: BaseException) -> str:
 def without_controls(text: str) -> str:
     """Return the text in one line that every database can store, with the characters that no reader sees escaped.
 
-    Control characters could hide or change other text in a terminal. No database stores a surrogate, and PostgreSQL no
-    NUL.
+    Control characters could hide or change other text in a terminal. No database can store a surrogate, and
+    PostgreSQL cannot store a NUL.
     """
     return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

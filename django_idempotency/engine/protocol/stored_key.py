@@ -3,12 +3,11 @@
 A store reads the row and asks `decide`; about an attempt that failed or was abandoned, it also asks `resumed`.
 
 # Note [A committed claim without a lease]
-In atomic mode, one COMMIT stores a claim and its result. So in atomic mode, a committed row normally does not have the
-status IN_PROGRESS. But the work can end the transaction in which it runs, and can be interrupted after that. In this
-case, the row keeps the status IN_PROGRESS. For example, the work ends its transaction with a raw COMMIT, with DDL on
-MariaDB, or with `executescript` on SQLite. Everything that the work wrote before this COMMIT stays in the database, so
-a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to look at the data. If
-the outcome were `Conflicted`, the client would retry for ever.
+In atomic mode, one COMMIT stores a claim and its result, so that a committed row normally is no longer IN_PROGRESS. It
+stays so if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on MariaDB, or with
+`executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays in the database: a
+retry must not run the work again. Each retry is `InDoubt`, and a person has to look at the data. Were it `Conflicted`,
+the client would retry for ever.
 """
 
 from __future__ import annotations

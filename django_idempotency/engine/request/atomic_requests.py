@@ -1,13 +1,12 @@
 """What takes the place of Django's ATOMIC_REQUESTS around a protected view?
 
 # Note [How the package replaces ATOMIC_REQUESTS]
-With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. If the package claimed a key inside this
-`atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
-failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
-attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
-table. If a request is not protected, the package opens `atomic(alias)` in place of Django.
-Django refuses `async def` views under ATOMIC_REQUESTS. For those that are protected, the package does the same: without
-the transaction, a request that fails in the middle would leave a half.
+With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key claimed in there would be claimed in a
+savepoint, and a COMMIT that fails after it would go unnoticed. The package therefore opens the transaction instead of
+Django: the attribute `_non_atomic_requests` of a protected callback keeps Django from opening one in the database of
+the key table, and requests that are not protected run in an `atomic(alias)` that the package opens in Django's place.
+Django refuses `async def` views under ATOMIC_REQUESTS. The attribute lifts that refusal, and the package runs them in
+such a transaction, too: without it, a request that fails in the middle would leave half of its writes.
 """
 
 from __future__ import annotations

@@ -334,8 +334,8 @@ def _authorization(value: str) -> str:
 def _form_secret(request: Any) -> str | None:
     """Return the CSRF secret of a browser, or None if Django has checked none for this request.
 
-    A browser has it with the form, often before it has a session cookie, which the response to the form may set first.
-    By the session cookie, a second click on the form would come from another caller.
+    A browser gets it together with the form, but often gets its first session cookie only in response to that form: by
+    that cookie, a second click would seem to come from another caller.
     """
     if getattr(request, "_dont_enforce_csrf_checks", False):
         return None

@@ -2,18 +2,16 @@
 
 # Note [The comparison uses the data that Django has read]
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. Django fills them for POST only; with
-other methods, the package parses `request.body` in the same way. For all other requests, the package computes the
-fingerprint from `request.body`. Django keeps `request.body`, so a view or a parser can read the body again. But the
-stream of a multipart form can be read only once, and the package reads the stream before the view runs. So if a view
-reads the stream of a form directly, the view needs the option `fingerprint=`. A view that sets upload handlers also
-needs the option `fingerprint=`.
+other methods, the package parses `request.body` in the same way. For all other requests, the fingerprint is made of
+`request.body`, which Django keeps, so that a view or a parser can read it again. The stream of a multipart form, in
+contrast, can be read only once, and has been read before the view runs: a view that reads it directly, or that sets
+upload handlers, needs the option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
-`ascii()` makes a text from this data, and the fingerprint is a hash of the text. So the order of the names in a request
-does not change the fingerprint. White space between JSON values also does not change the fingerprint. In every Python
-version, `ascii()` returns the same text for the same value. The fingerprint of an uploaded file is made from a tuple.
-JSON has no tuples, so JSON data can never get the same fingerprint as a file.
+JSON and forms are converted into dicts, lists, texts and numbers, with the names in each dict sorted. The fingerprint
+is a hash of what `ascii()` makes of that, which is the same in every Python version. Neither the order of names nor
+white space between JSON values changes it. Uploaded files become tuples: JSON has none, so that no JSON can have the
+fingerprint of a file.
 """
 
 from __future__ import annotations
@@ -324,7 +322,7 @@ _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
-    """Turn a value from a framework's parser into dicts, lists and the like, different ones for different values.
+    """Turn a value from a framework's parser into dicts, lists and the like; different values stay different.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.

@@ -1,11 +1,10 @@
 """What happens to a request in observe mode?
 
 # Note [Observing]
-A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
-request, and the client gets the view's response unchanged. If ATOMIC_REQUESTS is True, the view runs in one
-transaction, as it does without the package. In observe mode, the key is claimed in one short transaction, and completed
-in another short transaction. If the claim or the completion fails, the package logs the error, and the error never
-reaches the client.
+A project can set `observe=True` first, and turn the protection on later. Until then the view runs for every request,
+and the client gets its response unchanged. With ATOMIC_REQUESTS, it runs in one transaction, as it would without the
+package. The key is claimed in a short transaction of its own, and completed in another; if either fails, the error is
+logged, and never reaches the client.
 """
 
 from __future__ import annotations
