@@ -117,7 +117,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield route and callback of each URL, as `ResolverMatch` has them, in the order of the URLconf."""
+    """Yield the route (as in `ResolverMatch`) and the callback of each URL, in the order of the URLconf."""
     for pattern in resolver.url_patterns:
         # Joined as Django joins `request.resolver_match.route`.
         route = str(pattern.pattern)

@@ -98,7 +98,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # A new list, because `wraps()` has made the view's own one shared, with our hook first, so that no other wrapper
+    # A new list, because `wraps()` copied a reference to the view's own. Our hook comes first, so that no other wrapper
     # lies between ours and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer, protected))(protected)

@@ -51,7 +51,7 @@ SHORT_TTL = timedelta(days=7)
 # Gateways remember keys for hours to 30 days; docs/leased.md has the figures and their sources.
 
 
-# Compared by identity (`eq=False`), which makes for fast keys of dicts.
+# Comparing by identity (`eq=False`) makes these objects fast dict keys.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """The options that a decorator, a class or a setting declares for a protected endpoint.

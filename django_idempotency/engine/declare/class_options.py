@@ -182,7 +182,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     """Return the options declared for a class with the mixin, or nothing if it is not protected.
 
     They come from view object, handler, class and base classes, in this order. None switches the protection off in a
-    class: what stands behind the first None is left out. See `class_declaration`.
+    class: everything after the first None is left out. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()

@@ -1,4 +1,4 @@
-"""Does `idempotent` stand in the right place? It must lie below all code that decides who the caller is, such as
+"""Is `idempotent` in the right place? It must lie below all code that decides who the caller is, such as
 `login_required`: above it, a replay could reach the wrong caller, or one whose token has been revoked.
 """
 
@@ -43,7 +43,7 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Raise if what `idempotent` decorates is no view, or if the decorator stands in a wrong place."""
+    """Raise if `idempotent` decorates something that is not a view, or is in the wrong place."""
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
@@ -68,8 +68,8 @@ def _below(view: Any) -> str | None:
 
 def refuse_routing(protected: Any) -> None:
     """Let Django Ninja fail, by its own hook, if it makes an operation from a protected view."""
-    # Ninja is not imported, because many projects do not use it. A new list, because `wraps()` may have made the
-    # view's own one shared.
+    # Ninja is not imported, because many projects don't use it. A new list, because `wraps()` may have copied a
+    # reference to the view's own.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
@@ -132,7 +132,7 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Return the message of system check E006 if `idempotent` stands in a wrong place on a handler, else None."""
+    """Return the message of system check E006 if `idempotent` is in the wrong place on a handler, else None."""
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
     return None if below is None else f"idempotent sits above {below}"
 
@@ -162,7 +162,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """Return whether the class is the REST framework's `APIView`, told by name, which needs no import."""
+    """Return whether the class is an `APIView` of the REST framework. Comparing names needs no import of it."""
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

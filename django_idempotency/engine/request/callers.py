@@ -40,7 +40,7 @@ ANONYMOUS = "anonymous"
 DJANGO_AUSER = "django.contrib.auth.middleware"
 """The module of Django's own `auser`, which finds the same user as `request.user`."""
 ACCESS_TOKENS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
-"""Models of access tokens. A client gets a new one before a retry, so that the row is not the caller."""
+"""Models of access tokens. A client may get a new one before a retry, so the row doesn't identify the caller."""
 CLIENTS = ("application", "client")
 """What OAuth packages call the foreign key, or the model, of the client that a token was issued to."""
 logger = logging.getLogger("django_idempotency")
@@ -240,7 +240,7 @@ def _owner(row: Model, field: Any) -> str | None:
 def _is_access_token(auth: Any) -> bool:
     """Return whether an object is an OAuth package's access token, or a project's own model of one.
 
-    Only names of classes are compared, which imports none of the packages.
+    Comparing the names of classes imports none of the packages.
     """
     return any((base.__module__, base.__name__) in ACCESS_TOKENS for base in auth.__class__.__mro__)
 

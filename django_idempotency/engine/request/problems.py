@@ -227,7 +227,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """Return the error response that a protected view would return where `run_once` has raised.
+    """Return the error response of a protected view for an exception that `run_once` has raised.
 
     Its status is 409 or 422, or 503 if the store was busy; `Retry-After` is set if a retry can succeed.
 

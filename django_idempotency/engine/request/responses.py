@@ -141,7 +141,7 @@ def stamp(created_at: datetime | None) -> bytes:
 def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
     """Return a text that proves the claim, and hides it from those without the secret.
 
-    The hashes of a claim involve no secret: whoever knew them could find short keys and numbers of users by trying. The
+    The hashes of a claim involve no secret: whoever knew them could find short keys and ids of users by trying. The
     construction is that of RFC 5297, where the proof is the nonce of the encryption; rather than a package's cipher,
     one HMAC is mask enough for 24 bytes.
     """
