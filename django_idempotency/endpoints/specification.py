@@ -68,7 +68,7 @@ def lifetime(options: Options) -> str:
 def uniqueness(options: Options) -> str:
     """Return by what the server tells callers apart, who can use the same key."""
     if options.scope is not None:
-        return f"the caller, as {dotted_name(options.scope)} identifies it"
+        return f"the caller, as {dotted_name(options.scope)} returns it"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
     return f"the authenticated user, else the credential or session that was sent{others}"
 

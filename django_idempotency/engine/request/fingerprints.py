@@ -45,9 +45,9 @@ from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
-"""A larger JSON or form body is compared by its bytes. Parsing takes up to 85 times a form's size of memory (`%41%41…`) and
-40 times that of JSON: at most 11 MiB and 20 ms for 128 KiB, but 200 MiB for the 2.5 MiB that Django accepts. The limit
-is no setting, because a retry after a change would get another fingerprint.
+"""A larger JSON or form body is compared by its bytes, because parsing takes memory: up to 85 times the size of a form
+(`%41%41…`) and 40 times that of JSON. For 128 KiB, that is at most 11 MiB and 20 ms; for the 2.5 MiB that Django
+accepts, it would be 200 MiB. The limit is no setting, because a retry after a change would get another fingerprint.
 """
 REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, time)
 """Types of URL arguments with the same text in each process. A converter can return any other object, too."""

@@ -37,7 +37,7 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str) -> None:
         "still being processed. Retry it later, unchanged. `Retry-After`."
     )
     assert "- Header: `Idempotency-Key`, optional; without it the request is not protected\n" in pay
-    assert "- Unique for: the caller, as tests.integration.endpoints.shop.tenant identifies it; operation `pay`\n" in pay
+    assert "- Unique for: the caller, as tests.integration.endpoints.shop.tenant returns it; operation `pay`\n" in pay
     assert ("query string, content type and the body fields amount\n" in pay, "missing-key" in pay) == (True, False)
     assert rest == "Not protected\n\nThese ignore keys: a retry may run again.\n\n- `POST /plain`\n"
 
