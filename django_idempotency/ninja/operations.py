@@ -55,7 +55,7 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
-    The operation runs in a transaction that the decorator opens, or in a savepoint inside of an outer `atomic()`, for
+    The operation runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`, for
     example with ATOMIC_REQUESTS. If it raises, its writes are rolled back before the API's exception handlers make the
     answer, which is stored if it is final.
 

@@ -137,7 +137,7 @@ def test_layers_fall_through(settings: Any) -> None:
         ({"reconcile": len}, "applies to leased mode only"),
         ({"in_progress_status": 202}, "in_progress_status=202 applies to leased mode only"),
         ({"lease": 60, "ttl": 60}, "ttl=60 and lease=60: ttl must exceed lease"),
-        ({"lease": 60, "reconcile": len}, "needs operation=, because a key keeps the name of its operation, and the"),
+        ({"lease": 60, "reconcile": len}, "needs operation=, because a key stores the name of its operation, by which"),
     ],
 )
 def test_options_that_contradict_each_other_are_named(given: Any, message: str) -> None:

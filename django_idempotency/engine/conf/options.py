@@ -180,8 +180,8 @@ class Options(Idempotency):
                 raise IdempotencyConfigurationError(f"idempotency option {name}={value!r} {MISFITS[mode] % name}")
         if self.reconcile is not None and self.operation is None:
             raise IdempotencyConfigurationError(
-                f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key keeps the name of "
-                'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
+                f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key stores the name of "
+                'its operation, by which the recovery finds reconcile. Pass operation="POST orders", for example.'
             )
 
     def verdict_on(self, response: Any) -> Verdict:

@@ -46,11 +46,11 @@ def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Run a view at most once for each idempotency key, and replay its response to retries.
 
-    The view runs in a transaction that the decorator opens, or in a savepoint inside of an outer `atomic()`.
+    The view runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`.
 
-    It protects a function view, a handler method, an `@action` method or an `@api_view` function, and can be written
-    without arguments, with keyword options, with an `Idempotency` object, or inside of `method_decorator`. Write it
-    below each decorator that checks the caller, such as `login_required`.
+    It protects a function view, a handler method, an `@action` method or an `@api_view` function, and takes no
+    arguments, keyword options, or one `Idempotency` object. Django's `method_decorator` can apply it. Write it below
+    each decorator that checks the caller, such as `login_required`.
 
     Raises:
         IdempotencyConfigurationError: the view cannot be protected. Raised at decoration if possible, otherwise on the

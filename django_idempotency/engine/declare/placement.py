@@ -47,7 +47,7 @@ def refuse_view(view: Any) -> None:
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
-        problem = f"decorates views, and {view!r} is not one. Its options are given by keyword."
+        problem = f"decorates views, and {view!r} is not one. Pass its options by keyword."
     elif method_name(view).upper() in SAFE_METHODS:
         problem = f"sits above {_name(view)}, which answers a safe method: there is nothing to protect."
     elif (below := _below(view)) is not None:
@@ -152,7 +152,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
         why = "a replay would miss or get wrong: the client, or a middleware, needs it with each response"
     else:
         why = f"may decide who may call {name or _name(function)}: a replay would skip it"
-    advice = f"{wrapper}, which {why}. Put it first:\n{order}"
+    advice = f"{wrapper}, which {why}. Let it come first:\n{order}"
     if wrapper.startswith("django."):
         return advice
     return (

@@ -65,7 +65,7 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 
 def register(declaration: Declaration) -> None:
-    """Store a declaration with `operation` and `reconcile` under the operation's name, for the recovery."""
+    """Store a declaration, if it has `operation` and `reconcile`, for the recovery to find by the operation."""
     # Without the options of the `IDEMPOTENCY` setting, which cannot be read while modules are imported.
     given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
@@ -84,8 +84,8 @@ def registered(operation: str) -> list[Declaration]:
 def declaration_of(callable_: Any) -> Declaration | None:
     """Return the declaration of a callable, or of a function that it wraps; None if neither is protected."""
     *levels, innermost = unwrapped(callable_)
-    # A view can be an object, with the decorator on `__call__` of its class. B004 recommends `callable()`, but the
-    # method itself is needed.
+    # A view can be an object, with the decorator on `__call__` of its class. Ruff's B004 recommends `callable()`,
+    # but the method itself is needed.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
@@ -110,7 +110,7 @@ def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempo
     """
     if options and view is not None:
         raise IdempotencyConfigurationError(
-            f"pass options to {decorator} by keyword only, before the view, or as one Idempotency, not both."
+            f"pass options to {decorator} by keyword only or as one Idempotency, not both, and before the view."
         )
     if view is None or isinstance(view, Idempotency):
         return view or as_options(options), None

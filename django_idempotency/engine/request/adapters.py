@@ -55,7 +55,7 @@ class Adapter:
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
         """Turn what the view has returned into a response that can be stored, rendering it if need be.
 
-        Anything else raises here, before the COMMIT.
+        If it has returned something else, raise here, before the COMMIT.
         """
         if isinstance(returned, HttpResponseBase):
             return returned.render() if hasattr(returned, "render") else returned

@@ -128,8 +128,8 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
         return reverse("django_idempotency:status", args=[_token(settings.SECRET_KEY, alias, claim)])
     except NoReverseMatch as error:
         raise IdempotencyConfigurationError(
-            "the status page of a key (in_progress_status=202) has no address. Add the page to "
-            'the urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
+            "the status page of a key (in_progress_status=202) has no URL. Include it in the "
+            'urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
         ) from error
 
 

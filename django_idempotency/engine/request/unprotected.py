@@ -1,6 +1,6 @@
 """How does a view run without protection?
 
-Methods that are not protected do, requests without an optional key, and everything in observe mode or while the package
+It does for methods that are not protected, for requests without an optional key, in observe mode, and while the package
 is switched off.
 """
 
