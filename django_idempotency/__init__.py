@@ -41,15 +41,11 @@ _HOMES = {
 """The module of each name that is not an exception. The imports above name the same modules."""
 
 
-# A type checker must not see `__getattr__`. Otherwise, the type checker would accept wrong names of attributes.
+# Hidden from type checkers, which would accept wrong names otherwise.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import the module that defines this public name, and return the object with this name.
-
-        If this file imported all modules at the top, Django could not start. Django imports this file at a time when
-        models cannot be imported yet.
-        """
+        """Import a public name when it is first used: Django imports this file before it can import models."""
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(import_module(home, __name__), name)

@@ -1,9 +1,9 @@
-"""This module has the exceptions of the package.
+"""The exceptions of the package.
 
 IdempotencyError
 ├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
 ├── ClaimLost                       the claimed row was gone when its result was to be stored
-│   └── LeaseLost                   the lease was over and another worker took the key over (leased mode)
+│   └── LeaseLost                   the lease expired and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
 ├── ResultLost                      a call took effect, and its value could not be stored (leased mode)
@@ -39,41 +39,36 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """All exceptions in `django_idempotency.exceptions` inherit from `IdempotencyError`."""
+    """The base of all exceptions of this package."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
     """A decorator, a mixin, an option or a setting is wrong, or a migration is missing.
 
-    This error is raised at import if possible. Otherwise the first request gets this error before the view runs.
+    Raised at import if possible, otherwise on the first request, before the view runs.
     """
 
 
 class ClaimLost(IdempotencyError):
-    """The key's row was missing when the view ended, so the view's transaction was rolled back.
+    """The key's row was gone when the view ended, and the view's transaction was rolled back.
 
-    For example, the view has deleted the row, or has switched the connection to another schema or database.
+    The view may have deleted the row, or switched the connection to another schema or database.
     """
 
 
 class LeaseLost(ClaimLost):
-    """This worker's lease has ended. In this case, another worker has taken over the key, or a person has decided about
-    the key.
+    """The key is no longer this worker's: its lease expired and another took over, or a person has decided about it.
 
-    The step has committed nothing. Do not catch `LeaseLost`, because the package must answer the client.
+    The step has committed nothing. Don't catch this exception: the package must answer the client.
     """
 
 
 class NotDecryptable(IdempotencyError):
-    """No key of `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until `ENCRYPTION_KEYS` is
-    correct.
-    """
+    """No key of `ENCRYPTION_KEYS` can decrypt the stored data. Until that is corrected, the work does not run."""
 
 
 class NotResolvable(IdempotencyError):
-    """A decision about this key is not possible. For example, a worker has the key, or another person has already
-    decided.
-    """
+    """No decision about this key is possible now: a worker may have it, or another person may have decided already."""
 
 
 class ResultLost(IdempotencyError):
@@ -85,26 +80,24 @@ class ResultLost(IdempotencyError):
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A result must be JSON or a saved model instance. The result of a step can have at most 1 MiB.
+    """A result is neither JSON nor a saved model instance, or a step's result is larger than 1 MiB.
 
-    If the result of a `call` step cannot be stored, the call is done, but its result is lost. A `write` step is rolled
-    back if its result cannot be stored.
+    A `write` step is then rolled back. A `call` step is done all the same, and its result is lost.
     """
 
 
 class TransactionBroken(IdempotencyError):
-    """A statement in the view failed with a database error, such as a deadlock. The view caught the error, but the
-    statement was not inside its own `atomic()` block.
+    """The view caught a database error, such as a deadlock, outside of an `atomic()` block of its own.
 
     All writes of the view are lost, so a success response would be wrong. A retry can claim the key again.
 
-    If a statement such as SQLite's `executescript` ends the transaction, each write after this statement is committed
-    immediately. Then a person must decide about the key. In leased mode, only `write` steps raise `TransactionBroken`.
+    Each write after a statement that ends the transaction, such as SQLite's `executescript`, is committed at once, and
+    a person must decide about the key. In leased mode, only `write` steps raise this exception.
     """
 
 
 class NotRun(IdempotencyError):
-    """The package did not run the work, and has no stored result to return. Nothing was changed."""
+    """The work was not run, and there is no stored result to return. Nothing was changed."""
 
 
 class OperationInProgress(NotRun):
@@ -116,20 +109,20 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    A call without a result causes it under `on_abandoned="hold"`, and under "retry-keyed" if the other system could not
-    recognize a second start; so does work that ends the transaction in which it runs, and then fails. A person or
+    Its cause is a call without a result, under `on_abandoned="hold"`, or under "retry-keyed" if the other system could
+    not recognize a second start; or work that ends the transaction in which it runs, and then fails. A person or
     `reconcile` must decide about the key.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The sender has used one key for two different payloads. A retry with the second payload cannot succeed."""
+    """The sender has used one key for two different payloads. A retry with the second one cannot succeed."""
 
 
 class StoreBusy(NotRun):
     """The database cannot take a key now, and nothing was done. Try again later.
 
-    Another connection has SQLite's write lock, a migration has locked the key table, or the database cannot be reached,
-    has no connection left or is read-only. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and raises it
-    once on each connection. `IDEMPOTENCY["PAUSED"]` raises it, too.
+    Another connection may hold SQLite's write lock, a migration may have locked the key table, or the database may be
+    unreachable, read-only or out of connections. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and
+    raises this exception once on each connection. `IDEMPOTENCY["PAUSED"]` raises it, too.
     """

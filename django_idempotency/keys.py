@@ -1,9 +1,8 @@
-"""This module is for clients that cannot set the header `Idempotency-Key`. The functions `from_form_field` and
-`from_header` return values for the option `key`.
+"""Where does the key come from if clients cannot set the header `Idempotency-Key`?
 
-The option `key` is a function that returns the client's key. If the client sent no key, the function returns None. A
-request without a key gets the answer 400. But if the option `required` is False, a request without a key is not
-protected. A key must have 1 to 255 visible ASCII characters. A request with any other key gets the answer 400.
+The option `key` is a function that returns the client's key, as `from_form_field` and `from_header` make it, or None if
+the client sent none. A request without a key is answered with 400, or runs unprotected if `required` is False. A key
+has 1 to 255 visible ASCII characters; any other is answered with 400.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """You can pass a `KeyReader` as the option `key`. A `KeyReader` has a text for error answers.
+    """A value for the option `key`, with a text for error answers.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
-        source: where the client must put the key. Error answers end with this text: "This operation needs …".
+        source: where the client must put the key. Error answers say "This operation needs …", followed by this text.
     """
 
     read: Callable[[Any], str | None]
@@ -44,9 +43,9 @@ class KeyReader:
 
 
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
-    """Read the key from a field of an HTML form. The template tag `{% idempotency_key %}` renders such a field.
+    """Read the key from a field of an HTML form, such as the one that `{% idempotency_key %}` renders.
 
-    The form is parsed before the view runs, so the view cannot set `request.upload_handlers`.
+    The form is parsed before the view runs, which therefore cannot set `request.upload_handlers`.
 
     Args:
         name: the name of the field.
@@ -62,8 +61,7 @@ def from_form_field(name: str = FORM_FIELD) -> KeyReader:
 def from_header(name: str) -> KeyReader:
     """Read the key from another header, such as `webhook-id` (Standard Webhooks) or `X-GitHub-Delivery`.
 
-    The header's value must have the syntax of `Idempotency-Key`. If a request contains the header twice, the answer is
-    400.
+    Its value must have the syntax of `Idempotency-Key`. A request that contains the header twice is answered with 400.
 
     Args:
         name: the name of the header.
@@ -86,10 +84,10 @@ def caller_scope(request: Any) -> str:
     alone knows nothing of tokens, of the clients that act for a user, or of anonymous callers. Inside a `scope`
     function, it honours the endpoint's `anonymous`; elsewhere, the project's.
 
-    To load the user, Django or your project can run queries.
+    Loading the user may run queries.
 
     Args:
-        request: the request that your `scope` function gets.
+        request: the request that your `scope` function is called with.
 
     Raises:
         PermissionDenied: the caller cannot be told apart: nothing identifies it under `anonymous="refuse"`, or its
@@ -102,27 +100,24 @@ def caller_scope(request: Any) -> str:
 
 
 def key_reference(key: str) -> str:
-    """Return the reference of a key. Logs and traces show the reference, because the key can be secret.
+    """Return the reference of a key, which logs and traces show because the key can be secret.
 
-    This function reads no database. The function `django_idempotency.maintenance.find_key` can find a key by its
-    reference.
+    No database is read. `django_idempotency.maintenance.find_key` finds a key by its reference.
 
     Args:
         key: the client's key, without quotes.
 
     Returns:
-        16 hexadecimal digits. They are the same for every caller who uses this key.
+        16 hexadecimal digits, the same for every caller who uses this key.
     """
     return digests.reference_of(digests.key_hash(key))
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the derived key of a call. With this key, you can find the call in the external service.
+    """Return the derived key of a call, by which you can find it in the external service.
 
-    The method `operation.derive_key(step)` returns the same key in each attempt.
-
-    This function reads no database. The derived key is the same in each attempt, in each process and in each release of
-    the package, as long as the project's `NAMESPACE` is the same.
+    No database is read. The derived key is the one that `operation.derive_key(step)` returns in each attempt, process
+    and release of the package, as long as the project's `NAMESPACE` is the same.
 
     Args:
         scope: the row's `scope`.

@@ -1,4 +1,4 @@
-"""This package lists the endpoints of the project. The list shows which endpoints are protected."""
+"""The project's endpoints, and which of them are protected."""
 
 from .listing import Endpoint, list_endpoints
 

@@ -1,6 +1,4 @@
-"""This module writes the list of endpoints as a table for developers, or as Markdown for the project's clients. The
-table and the Markdown are always in English.
-"""
+"""The list of endpoints as a table for developers, or as Markdown for the project's clients; always in English."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope",
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a table with one line for each endpoint. The last line says how many endpoints are protected."""
+    """Return a table with one line for each endpoint, and one that counts the protected ones."""
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
@@ -44,15 +42,14 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
 
-    The IETF draft about the `Idempotency-Key` header asks a server to publish rules for its keys (sections 2.2, 2.3 and
-    2.5.2). The Markdown text does not list an unprotected endpoint if the function `allowed` returns True for this
-    endpoint.
+    The IETF draft on `Idempotency-Key` asks a server to publish its rules (sections 2.2, 2.3 and 2.5.2). Unprotected
+    endpoints are listed unless `allowed` returns True for them.
     """
     parts = ["# Idempotency keys\n"]
     parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
     left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
     if left:
-        parts.append("## Not protected\n\nThese take no notice of a key: a retry may run again.\n")
+        parts.append("## Not protected\n\nThese ignore keys: a retry may run again.\n")
         parts += [f"- `{endpoint.method} {path(endpoint.route)}`" for endpoint in left]
     return "\n".join(parts)
 
@@ -75,5 +72,5 @@ def _section(endpoint: Endpoint, options: Options) -> str:
 
 
 def path(route: str) -> str:
-    """Return a route as a readable path. For example, `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
+    """Return a route as a readable path: `^orders/(?P<pk>[^/.]+)/$` becomes `/orders/<pk>/`."""
     return "/" + re.sub(r"\\(.)", r"\1", simplify_regex(route)).lstrip("/")

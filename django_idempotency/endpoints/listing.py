@@ -1,8 +1,7 @@
-"""This module lists the endpoints of a project. The list contains only endpoints for unsafe HTTP methods, such as POST.
+"""Which endpoints with unsafe HTTP methods does the project have, and which are protected?
 
-This module reads the URLconf of the project, and calls no view. If a view calls `idempotent` inside its own code, the
-list shows the endpoint as not protected. If a decorator above `idempotent` does not use `functools.wraps`, the list
-wrongly shows the endpoint as not protected.
+The URLconf is read, and no view is called. A view that calls `idempotent` in its own code, or has a decorator without
+`functools.wraps` above it, is shown as not protected.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ SHIPPED = (
     *("django.contrib.admin.", "django.contrib.auth.admin.", "django.contrib.contenttypes."),
     *("django.views.generic.base.RedirectView", "django_idempotency.", "ninja.openapi.views."),
 )
-"""The views of Django's admin, of this package and of Django Ninja's documentation. The admin uses `RedirectView`."""
+"""The views of Django's admin (which uses `RedirectView`), of this package and of Django Ninja's documentation."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
-"""This pattern matches what `format_suffix_patterns` of the REST framework adds to a route, as in `orders.json`."""
+"""What the REST framework's `format_suffix_patterns` adds to a route, as in `orders.json`."""
 MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
-"""For each value of the option `on_abandoned`, the name of the mode. The option is None without a lease."""
+"""The name of the mode for each value of `on_abandoned`, which is None without a lease."""
 ANY = "ANY"
-"""The list shows this word for a function that does not declare its methods, for example with `require_POST`."""
+"""Stands for the methods of a function that does not declare them, for example with `require_POST`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An `Endpoint` describes one unsafe HTTP method of a route.
+    """One unsafe HTTP method of a route.
 
     Attributes:
         method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.
         route: the text of `request.resolver_match.route`.
         view: the dotted name of the function, or of the class and its action.
         options: every option with its value. None if the endpoint is not protected.
-        note: says why the endpoint is not protected, or another fact that the options do not show.
-        own: False for views of Django, of Django Ninja and of this package. False also for a route such as
-            `orders.json`, which only adds a format to another route.
+        note: why the endpoint is not protected, or another fact that the options do not show.
+        own: False for views of Django, of Django Ninja and of this package, and for a route such as `orders.json`,
+            which only adds a format to another route.
     """
 
     method: str
@@ -65,13 +64,14 @@ class Endpoint:
 
     @property
     def operation(self) -> str:
-        """The name that the keys of this endpoint are stored under, or an empty text if it is not protected."""
+        """The name under which the endpoint's keys are stored; empty if it is not protected."""
         return "" if self.options is None else self.options.operation or f"{self.method} {self.route}"
 
     @property
     def mode(self) -> str:
-        """Return the mode: "atomic", "leased" or "leased, hold", or "at least once, in 'events'" for keys in a backend.
-        For an unprotected endpoint, return an empty text.
+        """The mode: "atomic", "leased", "leased, hold" or the like; for a backend's keys, "at least once, in 'events'".
+
+        Empty if the endpoint is not protected.
         """
         if self.options is None:
             return ""
@@ -85,7 +85,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     Translated routes are those of `LANGUAGE_CODE`.
 
     Args:
-        urlconf: the dotted path of the URLconf. The default is the project's.
+        urlconf: the dotted path of the URLconf. Default: the project's.
 
     Returns:
         One `Endpoint` for each unsafe method of each route.
@@ -109,7 +109,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
-    # Django asks the first of several equal routes. Django Ninja repeats a route for each of its operations.
+    # The first of several equal routes is the one that Django asks. Django Ninja repeats one for each operation.
     first: dict[tuple[str, str], Endpoint] = {}
     for endpoint in endpoints:
         first.setdefault((endpoint.route, endpoint.method), endpoint)
@@ -117,9 +117,9 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the route and the callback of each URL, in the order of the URLconf. `ResolverMatch` has equal values."""
+    """Yield the route (as in `ResolverMatch`) and the callback of each URL, in the order of the URLconf."""
     for pattern in resolver.url_patterns:
-        # This code joins the parts of a route in the same way as Django does for `request.resolver_match.route`.
+        # Joined as Django joins `request.resolver_match.route`.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -129,12 +129,13 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """An `Answers` object says which view handles one HTTP method, and how this view is protected.
+    """Which view answers one HTTP method, and how it is protected.
 
-    `method` is the HTTP method, or None if the view does not declare its methods.
-    `view` is the dotted name of the view.
-    `declaration` is the declaration that protects the view, or None if the view is not protected.
-    `by_request` is True if the view can choose different options for each request.
+    Attributes:
+        method: None if the view does not declare its methods.
+        view: its dotted name.
+        declaration: None if it is not protected.
+        by_request: whether it can choose its options for each request.
     """
 
     method: str | None
@@ -143,24 +144,18 @@ class Answers(NamedTuple):
     by_request: bool = False
 
     def methods(self) -> list[str]:
-        """Return the HTTP methods that the list shows for this view.
-
-        If a function view does not declare its HTTP methods, the list shows only the HTTP methods that are protected.
-        """
+        """Return the methods to list: only the protected ones for a function that does not declare its own."""
         if self.method is not None:
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
 
     def options_for(self, method: str) -> Options | None:
-        """Return the options for an HTTP method of the view. If the HTTP method is not protected, return None.
-
-        This method raises `IdempotencyConfigurationError` if the options contradict each other.
-        """
+        """Return the options for an HTTP method, or None. Raises `IdempotencyConfigurationError` if they contradict."""
         return None if self.declaration is None else self.declaration.options_for(method)
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` object for each unsafe HTTP method that the callback of a URL supports."""
+    """Yield what answers each unsafe HTTP method of a URL's callback."""
     for candidate in unwrapped(callback):
         if (found := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in found)
@@ -175,41 +170,36 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """Return the `Answers` object for one HTTP method of a view class.
+    """Return what answers one HTTP method of a view class.
 
     Args:
-        attributes: the attributes of the view, or those that `as_view()` will give to the view.
+        attributes: those of the view, or those that `as_view()` will set on it.
         name: the name of the handler: a verb such as "post", or the action of a viewset.
         whole: the declaration that protects the whole view, if there is one.
     """
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # The decorator @api_view makes the class `cls` from a function, and gives the function's name to the class.
+        # @api_view has made the class from a function, and named it after that.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
 
 
 def _whole(callback: Any, cls: Any) -> Declaration | None:
-    """If one declaration protects a whole class-based view, return this declaration. Otherwise, return None.
+    """Return the declaration that protects a whole class-based view, or None.
 
-    The declaration is on the callback of the URL, or on a `dispatch` method. This function looks at the `dispatch`
-    methods of all base classes. For example, the unprotected `dispatch` of `LoginRequiredMixin` can run before a
-    protected `dispatch`.
+    It is on the URL's callback or on any `dispatch` of the MRO: the unprotected one of `LoginRequiredMixin`, for
+    example, can run before a protected one.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield one `Answers` object for each unsafe HTTP method of a function-based view.
-
-    The decorator `require_http_methods` declares the HTTP methods of the view. If the view does not have this
-    decorator, yield one `Answers` object without an HTTP method.
-    """
+    """Yield what answers each unsafe method declared by `require_http_methods`, or one `Answers` without a method."""
     view, declaration = dotted_name(callback), declaration_of(callback)
-    # The decorator `require_http_methods` keeps its list of methods in a closure.
+    # `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
     enclosed = (getclosurevars(level).nonlocals for level in levels)
     declared = [set(found["request_method_list"]) for found in enclosed if "request_method_list" in found]
@@ -218,10 +208,9 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 
 
 def misplaced(callback: Any) -> Iterator[str]:
-    """Yield the problems that system check E006 reports about a class-based view. If the view is a function, yield
-    nothing.
+    """Yield the problems that system check E006 reports about a class-based view.
 
-    The method `as_view()` checks the handlers that `IdempotencyMixin` protects, so this function does not check them.
+    Handlers that `IdempotencyMixin` protects are checked by `as_view()`, and not here.
     """
     if (cls := _view_class(callback)) is None:
         return
@@ -231,15 +220,13 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """Return the view class of a callback that `as_view()` or a router has made. If the view is a function, return
-    None.
-    """
+    """Return the class of a callback that `as_view()` or a router has made, or None for a function."""
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 
 
 def _attributes(callback: Any) -> Mapping[str, Any]:
-    """Return the attributes that `as_view()` will give to the view."""
+    """Return the attributes that `as_view()` will set on the view."""
     return getattr(callback, "view_initkwargs", None) or getattr(callback, "initkwargs", {})
 
 

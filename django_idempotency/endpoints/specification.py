@@ -1,9 +1,8 @@
-"""This module describes one protected endpoint for clients, as English text and as OpenAPI.
+"""What must a client know about a protected endpoint, as English text and as OpenAPI?
 
-The IETF draft about the `Idempotency-Key` header says which facts a client needs (sections 2.2, 2.3 and 2.5.2). A
-client must know whether a key is required, what format a key has, and when a key expires. A client must also know
-whether two callers can use the same key, and how the server compares a retry with the first request. The command
-`idempotency_endpoints` prints the same English texts that the OpenAPI schemas contain.
+The IETF draft on `Idempotency-Key` lists it (sections 2.2, 2.3 and 2.5.2): whether a key is required, its format, when
+it expires, whether two callers can use the same one, and how a retry is compared with the first request. The command
+`idempotency_endpoints` prints the same texts that the OpenAPI schemas contain.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Options) -> dict[str, str]:
-    """Return a dict with the facts that a client must know. The dict maps the name of each fact to a text."""
-    promise = f"A request runs at least once. Its key is in {options.backend!r}, and while it is there, no retry runs."
+    """Return the facts that a client must know, each as a name and a text."""
+    promise = f"A request runs at least once. Its key is kept in {options.backend!r}; while it is there, no retry runs."
     return {
         **({} if options.backend is None else {"Promise": promise}),
         "Key": key_format(options),
@@ -41,10 +40,7 @@ def facts(options: Options) -> dict[str, str]:
 
 
 def key_format(options: Options) -> str:
-    """Return a text about the format of a key.
-
-    If the option `key` is set, the text says how the package reads the key, and does not describe the format.
-    """
+    """Return the format of a key, or where it is read from if the option `key` is set."""
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
@@ -55,16 +51,14 @@ def key_format(options: Options) -> str:
     if conf.require_quoted_key:
         text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
     else:
-        text += '. In double quotes (a string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.'
+        text += '. In double quotes (a string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.'
     if conf.key_validator not in (None, is_uuid):
-        text += " The server demands a form of its own beyond that."
+        text += " The server requires a format of its own beyond that."
     return text
 
 
 def lifetime(options: Options) -> str:
-    """Return a text that says how long a key is kept. For example, the text for 24 hours is "1 day", but the text for
-    36 hours is "36 hours".
-    """
+    """Return how long a key is kept, in the largest whole unit: "1 day", but "36 hours"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -72,17 +66,15 @@ def lifetime(options: Options) -> str:
 
 
 def uniqueness(options: Options) -> str:
-    """Return a text that explains the scope of a key to clients. Two callers can use the same key, so the text says how
-    the server tells two callers apart.
-    """
+    """Return by what the server tells callers apart, who can use the same key."""
     if options.scope is not None:
-        return f"the caller, as {dotted_name(options.scope)} tells"
+        return f"the caller, as {dotted_name(options.scope)} returns it"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
     return f"the authenticated user, else the credential or session that was sent{others}"
 
 
 def comparison(options: Options) -> str:
-    """Return a text that says how a retry is compared with the first request."""
+    """Return which parts of a retry are compared with the first request."""
     chosen = options.fingerprint
     target = "path" if options.operation is None else "arguments of the URL"
     if chosen is None:
@@ -96,10 +88,9 @@ def comparison(options: Options) -> str:
 def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
-    still = "The first request with this key is still being processed. Location is the page of its state."
-    # At run time, the error text `detail` contains the status of the response that was not stored. The documentation
-    # cannot know the status of a response, so it contains a general text.
-    not_kept = "The request was processed, and its response is not kept. It is not run again."
+    still = "The first request with this key is still being processed. Location is its status page."
+    # In general words: the real `detail` names the status of the response that was not stored.
+    not_kept = "The request was processed, but its response was not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
         possible = [
@@ -132,17 +123,16 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    This function changes the argument `operation`. If the project has already declared the key's header, the function
-    does not declare the header again. If the project has already declared a status, the function only adds information
-    to the project's declaration.
+    `operation` is changed in place. A header that the project has declared is left as it is, and a status that it has
+    declared is only added to.
 
     Args:
         operation: an Operation Object of OpenAPI.
         options: the resolved options of the endpoint.
         required: whether a request without a key is always refused.
         status_type: the type of the statuses in `operation["responses"]`.
-        undeclared: the statuses of responses that the framework itself makes, and their media types. The framework
-            declares no schema for these responses.
+        undeclared: the statuses of responses that the framework makes without declaring a schema, with their media
+            types.
     """
     conf = get_settings()
     parameters: list[Schema] = operation.setdefault("parameters", [])
@@ -151,7 +141,7 @@ def describe(
         parameters.append(_key(options, required))
     replayed = {
         "schema": {"type": "string", "enum": ["true", "false"]},
-        "description": "Whether this is the kept answer of an earlier request. Missing: no key was honoured.",
+        "description": "Whether this is the stored response of an earlier request. Missing if no key was honoured.",
     }
     responses: Schema = operation["responses"]
     for status, response in responses.items():
@@ -167,12 +157,11 @@ def describe(
         headers = response.setdefault("headers", {})
         headers.setdefault(conf.replayed_header, dict(replayed))
         if "Retry-After" in found.headers:
-            wait = "Seconds, after which to send the request again: with a lease, up to what is left of it, 60 at most."
+            wait = "Seconds to wait before sending it again: with a lease, up to what is left of it, at most 60."
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # An answer with status 202 is not an error, so its body is not a problem document. The body is JSON with
-            # the state of the running request.
+            # Not an error, and no problem document: JSON with the running request's state.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -194,10 +183,7 @@ def _key(options: Options, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the OpenAPI schemas that the package's responses use.
-
-    Each call returns new objects, because a hook of the project can change the returned objects.
-    """
+    """Return the schemas that the package's responses use, new each time, since a project's hook may change them."""
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}

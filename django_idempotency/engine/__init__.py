@@ -1,5 +1,4 @@
-"""The package `engine` is private. Code outside of `django_idempotency` must not import from `engine`. The names in
-`engine` can change in every release.
+"""Private: nothing outside `django_idempotency` may import from here, and any release may change any name.
 
-The public names are in `django_idempotency` itself and in its other modules.
+The public names live in `django_idempotency` itself and in its other modules.
 """

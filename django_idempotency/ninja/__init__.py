@@ -1,4 +1,4 @@
-"""This package has `idempotent_operation` for Django Ninja. Import this package only if Django Ninja is installed."""
+"""`idempotent_operation` for Django Ninja, which must be installed before this is imported."""
 
 from .operations import idempotent_operation
 

@@ -2,11 +2,10 @@
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
-function of the operation. The decorator puts an inner wrapper around the function of the operation. The inner wrapper
-protects the function. The decorator also puts an outer wrapper around `Operation.run`. The outer wrapper tells the
-inner wrapper which operation is running. An exception handler of the API can itself raise an exception. The inner
-wrapper stores this exception, and the outer wrapper raises it again. If the inner wrapper raised the exception,
-`Operation.run` would give the exception to the same handlers a second time.
+operation's function. The decorator puts an inner wrapper around the function, which protects it, and an outer wrapper
+around `Operation.run`, which tells the inner one which operation is running. If one of the API's exception handlers
+raises, the inner wrapper stores the exception and the outer one raises it again: raised by the inner one, it would be
+passed by `Operation.run` to the same handlers a second time.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ WAY_OUT = f" Put it below the route decorator:\n{NINJA_ORDER}"
 PAGINATION = frozenset({"ninja.pagination", "ninja_extra.pagination.operations"})
 """The modules of decorators that divide what an operation returns into pages."""
 UNANSWERED = "_idempotency_unanswered"
-"""The attribute of a request that holds an exception which the API's handlers have raised."""
+"""The request attribute that holds an exception raised by the API's handlers."""
 
 
 @overload
@@ -54,36 +53,30 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
-    """Run an operation of Django Ninja at most once for each idempotency key. A retry gets the stored response of the
-    operation.
+    """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
 
-    The decorator opens the transaction in which the operation runs. Inside an outer `atomic()`, for example with
-    ATOMIC_REQUESTS, the decorator opens a savepoint, and not a new transaction. If the operation raises an exception,
-    the decorator rolls back the transaction or the savepoint. After the rollback, the API's exception handlers make the
-    answer. The decorator stores a final answer.
+    The operation runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`, for
+    example with ATOMIC_REQUESTS. If it raises, its writes are rolled back before the API's exception handlers make the
+    answer, which is stored if it is final.
 
-    Put `idempotent_operation` below the route decorator. The decorator works without arguments. It also accepts options
-    as keyword arguments, or one `Idempotency` object. The decorator protects the unsafe HTTP methods of the route.
-    Authentication, throttling and parsing run before the protection, so they also run before a replay.
+    Put `idempotent_operation` below the route decorator, without arguments, with options as keyword arguments, or with
+    one `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication, throttling and parsing run
+    first, before a replay as well.
 
     Raises:
-        IdempotencyConfigurationError: the decorator cannot protect the operation. It is raised when the operation is
-            decorated or routed, or else on the first request, before the operation runs.
+        IdempotencyConfigurationError: the operation cannot be protected. Raised when it is decorated or routed, or else
+            on the first request, before the operation runs.
     """
     layer, view = given("idempotent_operation", view, options)
     return partial(_protect, layer) if view is None else _protect(layer, view)
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    """Return a wrapper that protects the function of an operation.
-
-    See Note [Around the operation and around its function].
-    """
+    """Protect the function of an operation. See Note [Around the operation and around its function]."""
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
         raise IdempotencyConfigurationError(
-            f"idempotent_operation stands above the route decorator of {view.__qualname__}, or in add_decorator."
-            f"{WAY_OUT}"
+            f"idempotent_operation sits above the route decorator of {view.__qualname__}, or in add_decorator.{WAY_OUT}"
         )
 
     def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
@@ -93,22 +86,20 @@ def _protect(layer: Idempotency, view: Any) -> Any:
         operation: Operation | None = getattr(request, RUNNING, None)
         if operation is None or protected not in unwrapped(operation.view_func):
             raise IdempotencyConfigurationError(
-                f"idempotent_operation does not stand below an operation behind {request.path!r}, or a decorator "
-                f"between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
+                f"idempotent_operation is not below the route decorator of an operation behind {request.path!r}, or a "
+                f"decorator between them lacks functools.wraps. For a Django view use idempotent.{WAY_OUT}"
             )
         call = ViewCall(request, unprotected, args, kwargs, getattr(operation, MARK).options)
         call.adapter = ADAPTER
         return call
 
     protected: Any = wraps(view)(protected_form(view, make_call))
-    # An annotation can be a string. Django Ninja must resolve a string annotation in the module of the decorated
-    # function, and not in this module.
+    # String annotations must be resolved in the module of the decorated function, not in this one.
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # After `wraps()`, the protected and the unprotected function share one list of hooks. So this code makes a new list
-    # for the protected function. Our hook is the first item of the new list. So no other wrapper is between our wrapper
-    # and `Operation.run`.
+    # A new list, because `wraps()` copied a reference to the view's own. Our hook comes first, so that no other wrapper
+    # lies between ours and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer, protected))(protected)
     protected._ninja_contribute_to_operation += others
@@ -116,10 +107,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
 
 
 def _around(layer: Idempotency, protected: Any, run: Any) -> Any:
-    """Return a wrapper around the method `run` of an operation.
-
-    If a project mounts a router in several places, Django Ninja calls this function for each place.
-    """
+    """Return a wrapper around `Operation.run`, for each place in which a project mounts a router."""
     operation: Operation = run.__self__
     methods = sorted(set(operation.methods) - SAFE_METHODS)
     name = operation.view_func.__qualname__
@@ -131,7 +119,7 @@ def _around(layer: Idempotency, protected: Any, run: Any) -> Any:
     above = takewhile(lambda level: level is not protected, unwrapped(operation.view_func))
     if any(getattr(level, "__globals__", {}).get("__name__") in PAGINATION for level in above):
         raise IdempotencyConfigurationError(
-            f"@paginate stands above idempotent_operation on {name}: it would divide the stored response into pages. "
+            f"@paginate sits above idempotent_operation on {name}: it would divide the stored response into pages. "
             "Put @paginate below idempotent_operation."
         )
     if getattr(operation, "stream_format", None) is not None:
@@ -149,7 +137,7 @@ def _around(layer: Idempotency, protected: Any, run: Any) -> Any:
         vars(request).update({RUNNING: operation, UNANSWERED: None})
         return _answered(request, await run(request, *args, **kwargs))
 
-    # Django Ninja 1.5 sets `operation.is_async` only after this function was called.
+    # Django Ninja 1.5 sets `operation.is_async` only after calling this function.
     return wraps(run)(aguarded if iscoroutinefunction(run) else guarded)
 
 
@@ -161,23 +149,21 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
 
 
 def _context(args: tuple[Any, ...]) -> Any:
-    """Return the context of a controller of django-ninja-extra, which is made for one request, or None."""
+    """Return the context of a django-ninja-extra controller, which is made for one request, or None."""
     return None if not args or isinstance(args[0], HttpRequest) else getattr(args[0], "context", None)
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """Return the result of an operation as a response.
-
-    `temporal` is a response object with the headers that the operation has set.
-    """
+    """Return an operation's result as a response, with the headers it has set on the response object `temporal`."""
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)
 
 
 class NinjaAdapter(Adapter):
-    """The function of an operation is called by `Operation.run`, which has authenticated and throttled the caller, and
-    parsed the parameters. The request is Django's own, and knows the operation.
+    """An operation's function is called by `Operation.run`, after authentication, throttling and parsing.
+
+    The request is Django's own, and knows the operation.
     """
 
     def caller(self, request: Any) -> str | None:
@@ -186,8 +172,8 @@ class NinjaAdapter(Adapter):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return super().caller(request)
         if isinstance(auth, str):
-            # The text "17" can mean user 17 or partner 17, and Django Ninja does not say which authenticator has
-            # returned it. The session authenticators of Django Ninja never return a text.
+            # "17" can be user 17 or partner 17, and Ninja does not tell which authenticator returned it. Its session
+            # authenticators never return a text.
             callbacks = getattr(request, RUNNING).auth_callbacks
             others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
             if len(others) > 1:
@@ -195,23 +181,20 @@ class NinjaAdapter(Adapter):
         return authenticated_scope(request)
 
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
-        """Convert the operation's result into a response, in the same way as Django Ninja does.
-
-        The conversion happens before the COMMIT, because a schema can refuse the result.
-        """
+        """Convert the result as Django Ninja does, before the COMMIT, because a schema can refuse it."""
         operation: Operation = getattr(call.request, RUNNING)
-        # The operation can set headers on a parameter of the type `HttpResponse`, or on the one of its controller.
+        # Headers may be set on a parameter of the type `HttpResponse`, or on the one of a controller.
         parameter = call.kwargs.get(operation.signature.response_arg or "")
         temporal = getattr(_context(call.args), "response", parameter)
         return super().response(call, converted(operation, call.request, returned, temporal))
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
-        """Call the API's exception handlers in a new transaction, and return their answer."""
+        """Return the answer of the API's exception handlers, which run in a new transaction."""
         api = getattr(call.request, RUNNING).api
         try:
             with call.own_transaction():
                 return call.judge(super().response(call, api.on_exception(call.request, error)))
-        # The function `_answered` raises this exception again.
+        # Raised again by `_answered`.
         except Exception as unanswered:  # noqa: BLE001
             setattr(call.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
@@ -219,9 +202,7 @@ class NinjaAdapter(Adapter):
     # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-        """Return what the base class says. The callback of a URL is a closure, which contains a `PathView` object with
-        all operations of the URL.
-        """
+        """See the base class. A URL's callback is a closure over the `PathView` with all operations of the URL."""
         enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
         path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
         if path_view is None:
@@ -244,16 +225,16 @@ class NinjaAdapter(Adapter):
 
 
 def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
-    """Ask the authenticators once more, in Django Ninja's order, and return the name of the one that gives this text.
+    """Ask the authenticators again, in Django Ninja's order, and return the name of the one that returns this text.
 
-    Raises `IdempotencyConfigurationError` if none does so twice.
+    Raises `IdempotencyConfigurationError` if none does so again.
     """
     for callback in callbacks:
         if synchronous(callback)(request) == auth:
             return dotted_name(callback)
     raise IdempotencyConfigurationError(
         f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "
-        "gave it. Return a model instance from each authenticator, or pass scope=callable(request)."
+        "returned it. Return a model instance from each authenticator, or pass scope=callable(request)."
     )
 
 

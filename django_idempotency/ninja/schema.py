@@ -1,17 +1,14 @@
-"""This module is for OpenAPI with Django Ninja. The class `NinjaAPI` of this module adds the headers and the error
-answers of protected operations to the schema. For example:
+"""OpenAPI with Django Ninja: the schema shows the headers and error answers of protected operations.
 
     from django_idempotency.ninja.schema import NinjaAPI
 
     api = NinjaAPI()
 
-If your project has an API class of its own, write a new class with two base classes. The first base class is this
-`NinjaAPI`, and the second base class is your own API class. If your project itself declares a header or a status, the
-schema keeps your declaration.
+A project's own API class must have this `NinjaAPI` as its first base class. What a project declares itself, a header or
+a status, is left as it is.
 
-This module replaces `NinjaAPI.get_openapi_schema`, the only public method of Django Ninja that can change the schema.
-The value `openapi_extra` of an operation cannot be used. Django Ninja makes this value before the options of the router
-and of the API are known.
+Replacing `get_openapi_schema`, the only public method of Django Ninja that can change the schema, is the only way:
+`openapi_extra` of an operation is made before the options of the router and of the API are known.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ __all__ = ["NinjaAPI"]
 
 
 class NinjaAPI(ninja.NinjaAPI):
-    """This subclass of Django Ninja's `NinjaAPI` also shows the idempotency key of protected operations in the schema.
+    """Django Ninja's `NinjaAPI`, which also shows the idempotency key of protected operations in the schema.
 
     If you have an API class of your own, write `class ShopAPI(NinjaAPI, OwnAPI)`.
     """
@@ -51,11 +48,10 @@ class _Schema(OpenAPISchema):
             for method in operation.methods:
                 options = None if shown is None else shown.options_for(method)
                 if options is not None:
-                    # Django Ninja uses one description for all methods of an operation. So the description must be
-                    # copied for each method.
+                    # Django Ninja shares one description among all methods of an operation.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]
-                    bad_input = {400: own, 422: own}  # Django Ninja itself answers bad input with 400 or 422.
+                    bad_input = {400: own, 422: own}  # how Django Ninja answers bad input
                     specification.describe(
                         details, options, required=options.required, status_type=int, undeclared=bad_input
                     )

@@ -1,4 +1,4 @@
-"""This package has `IdempotencyMixin` for Django REST framework."""
+"""`IdempotencyMixin` for Django REST framework."""
 
 from .mixins import IdempotencyMixin
 

@@ -26,13 +26,11 @@ from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_pa
 from .finality import settle
 
 UNPARSED = "_idempotency_unparsed"
-"""The attribute of a request that holds the error of its parser, if the body could not be parsed."""
+"""The request attribute that holds its parser's error, if the body could not be parsed."""
 
 
 class RestFrameworkAdapter(Adapter):
-    """A handler is called after `APIView.initial()`, which has authenticated the caller, and has checked the
-    permissions and the throttles.
-    """
+    """A handler is called after `APIView.initial()`, which checks authentication, permissions and throttles."""
 
     def is_request(self, candidate: Any) -> bool:
         return isinstance(candidate, Request)
@@ -41,24 +39,22 @@ class RestFrameworkAdapter(Adapter):
         return request._request  # type: ignore[no-any-return]
 
     def caller(self, request: Any) -> str | None:
-        """Return the scope of a token without a user, or of the user."""
+        """Return the scope of the user, or of a token without one."""
         if request.auth is None or is_authenticated(request.user):
             return super().caller(request)
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return super().caller(request)  # the request has no token, so `request.auth` is UNAUTHENTICATED_TOKEN
+            return super().caller(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
         kind = type(request.successful_authenticator)
-        # The REST framework's own authenticators never set `request.auth` to a string. So this line counts only
-        # authenticators of other packages and of the project.
+        # The REST framework's own authenticators never set `request.auth` to a string; only the others count.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return authenticated_scope(request, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
-        """Compare the data that the view's own parsers have read from the request body.
+        """Compare what the view's own parsers have read, or the raw bytes where a parser fails.
 
-        If a parser fails, the package compares the raw bytes of the body. If the handler later reads `request.data`,
-        the parser fails again, and the error rolls back the claim. But in leased mode, a committed claim cannot be
-        rolled back. So in leased mode, this method raises the parser's error before the claim. This method also raises
-        the error for a multipart form, because the stream of the form cannot be read again.
+        It fails again when the handler reads `request.data`, which rolls back the claim. A committed claim could not be
+        rolled back, nor could a multipart form be read again: in leased mode and for forms, the error is raised here,
+        before the claim.
         """
 
         def parsed() -> Any:
@@ -72,8 +68,8 @@ class RestFrameworkAdapter(Adapter):
                 if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                     raise
                 setattr(request, UNPARSED, error)
-                # After a parser error, the request stores empty data. This loop removes the stored data. So if the
-                # handler reads the data, the parser runs again, and the handler gets the same error.
+                # The failed parser left empty data behind. Without it, the handler runs the parser again and gets the
+                # same error.
                 for name in ("_data", "_files", "_full_data", "_stream"):
                     setattr(request, name, Empty)
                 raise Unparsable from error
@@ -87,9 +83,8 @@ class RestFrameworkAdapter(Adapter):
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
         """Return the rendered response that the REST framework makes for an exception.
 
-        The exception handler and the renderer run in two separate transactions. The default exception handler calls
-        `set_rollback()`, so the transaction of the exception handler allows no more queries. But the renderer can need
-        queries.
+        Its exception handler and its renderer run in separate transactions: the default handler calls `set_rollback()`,
+        after which the renderer could not query the database.
         """
         if type(error) is type(vars(call.asked_with).get(UNPARSED)):
             raise error  # the parser's error must roll back the claim
@@ -104,29 +99,28 @@ class RestFrameworkAdapter(Adapter):
             return call.judge(self.response(call, response))
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
-        """Ask the project's function, which gets the request and the view."""
+        """Ask the project's function, which is passed the request and the view."""
         return bool(synchronous(allowed)(call.asked_with, view_of(call)))
 
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
         if not own:
             if not getattr(response, "is_rendered", True):
-                response = self.response(call, response)  # the project's function ERROR_RESPONSE has made this response
+                response = self.response(call, response)  # one that the project's ERROR_RESPONSE has made
             if not hasattr(response, "data"):
-                response.data = _data_of(response)  # tests and middlewares can read `response.data`
+                response.data = _data_of(response)  # which tests and middlewares read
         settle(view_of(call), call.request, response)
         return super().deliver(call, response, replayed=replayed)
 
     # --- without a request
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
-        """Render a response with the view's own JSON renderer, or with the framework's.
+        """Render a response with the view's own JSON renderer or the framework's.
 
-        The format is always JSON, because no client waits for this response. The view's method `finalize_response` is
-        not called.
+        The format is always JSON, since no client waits for it, and `finalize_response` is not called.
         """
         if not isinstance(returned, Response) or returned.is_rendered:
             return returned  # type: ignore[no-any-return]
-        if not hasattr(target, "renderer_classes"):  # a method has none, so ask the class that defines the method
+        if not hasattr(target, "renderer_classes"):  # a method: ask its class
             owner = getattr(target, "__qualname__", "").rpartition(".")[0]
             target = getattr(innermost(target), "__globals__", {}).get(owner)
         renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
@@ -144,7 +138,7 @@ def view_of(call: Call) -> Any:
 
 
 def _data_of(response: Any) -> Any:
-    """Return the data of a stored response or of an error answer. If the content is not JSON, return None."""
+    """Return the data of a stored response or of an error answer, or None if it is not JSON."""
     is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
     try:
         return json.loads(response.content) if is_json else None

@@ -4,8 +4,8 @@
 `APIView.dispatch` finalizes what a handler returns, and asks the exception handlers about what it raises. A protected
 handler has done both before it returns, because the response is stored in its transaction; and a stored response must
 reach the client as it is. `dispatch` has no way to say so, and the project may have its own `finalize_response` and
-`handle_exception`. The class of a protected view therefore gets both methods: they let pass what is final, and call
-the methods that the class had for everything else. `IdempotencyMixin` adds them to each class when it is made. The
+`handle_exception`. The class of a protected view therefore gets both methods: they pass on what is final, and
+call the methods that the class had for everything else. `IdempotencyMixin` adds them to each class when it is made. The
 class of a handler with `@idempotent` is not ours, and is first seen in a request, which is when it gets them.
 
 No view object is changed. A subclass in place of the object's class would run the project's `__init_subclass__` and
@@ -60,7 +60,7 @@ def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_final(request: Any, candidate: Any) -> bool:
-    """Return whether the view must let this pass. The request forgets it then, or it would refer to its response."""
+    """Return whether the view must pass this on. The request then forgets it, so as not to refer to it."""
     attributes = getattr(getattr(request, "_request", request), "__dict__", {})
     if FINAL not in attributes or attributes[FINAL] is not candidate:
         return False

@@ -1,4 +1,4 @@
-"""The mixin for class-based views, which also lets a final response pass."""
+"""The mixin for the REST framework's views, which passes on a final response as it is."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""OpenAPI with drf-spectacular. The schema shows the headers and the error answers of protected operations.
+"""OpenAPI with drf-spectacular: the schema shows the headers and error answers of protected operations.
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-If a project has its own schema class, the class must have `AutoSchema` as its first base class. If a project itself
-declares a header or a status of an operation, the package does not change the declaration.
+A project's own schema class must have `AutoSchema` as its first base class. What a project declares itself, a header or
+a status, is left as it is.
 
-The package has its own schema class, because the other ways to extend drf-spectacular do not work for all operations.
-An `OpenApiViewExtension` does not work for a method that has the decorator `@extend_schema`. The view is not an
-argument of a post-processing hook. In issue #804, the maintainer of drf-spectacular recommends a schema class.
+A schema class is what the maintainer of drf-spectacular recommends in issue #804. An `OpenApiViewExtension` does not
+work for a method with `@extend_schema`, and a post-processing hook is not passed the view.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ __all__ = ["AutoSchema"]
 
 
 class AutoSchema(openapi.AutoSchema):
-    """This class extends drf-spectacular's own `AutoSchema`. For each protected operation, the schema also shows the
-    idempotency key.
+    """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
 
-    Write the dotted name of this class into the setting `DEFAULT_SCHEMA_CLASS`. If your project has its own schema
-    class, write `class ShopSchema(AutoSchema, OwnSchema)`.
+    Write its dotted path into the setting `DEFAULT_SCHEMA_CLASS`. If your project has a schema class of its own, write
+    `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Schema | None:
@@ -45,7 +43,7 @@ class AutoSchema(openapi.AutoSchema):
             operation,
             options,
             required=options.required and not answers.by_request,
-            undeclared={400: self.map_renderers("media_type")},  # the REST framework answers bad input with 400
+            undeclared={400: self.map_renderers("media_type")},  # how the REST framework answers bad input
         )
         for name, definition in specification.components().items():
             component: Any = ResolvedComponent(  # type: ignore[no-untyped-call]

@@ -52,9 +52,12 @@ def test_a_command_that_names_databases_asks_them(monkeypatch: pytest.MonkeyPatc
     [
         ({"TTTL": 1}, "unknown IDEMPOTENCY setting 'TTTL'. Did you mean 'TTL'?"),
         ({"PAUSED": "yes"}, "IDEMPOTENCY['PAUSED']='yes' cannot be imported"),
-        ({"PAUSED": 1}, "IDEMPOTENCY['PAUSED']=1: give True, False or a callable() -> bool"),
+        ({"PAUSED": 1}, "IDEMPOTENCY['PAUSED']=1: must be True, False, a callable() -> bool"),
         # Without the key itself, which a build log would keep.
-        ({"ENCRYPTION_KEYS": ["s3cret"]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key. Make one with"),
+        (
+            {"ENCRYPTION_KEYS": ["s3cret"]},
+            "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is not a Fernet key. Generate one with",
+        ),
     ],
 )
 def test_e001_the_setting(settings: Any, setting: dict[str, Any], message: str) -> None:

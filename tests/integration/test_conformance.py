@@ -117,7 +117,7 @@ def test_a_header_with_a_similar_name_is_named(post: Post, name: str) -> None:
     detail = problem(post("/create", key=None, headers={name: "k"}))["detail"]
     assert detail == (
         "This operation needs the request header Idempotency-Key with a unique value, such as a UUID. "
-        f"The header {name} was sent, which has another name."
+        f"The request carries the header {name} instead."
     )
 
 

@@ -128,6 +128,6 @@ def test_clients_are_told_the_promise() -> None:
     told = facts(resolve(Idempotency(backend="events", lease=30)))
     assert next(iter(told.items())) == (
         "Promise",
-        "A request runs at least once. Its key is in 'events', and while it is there, no retry runs.",
+        "A request runs at least once. Its key is kept in 'events'; while it is there, no retry runs.",
     )
     assert "Promise" not in facts(resolve())

@@ -151,7 +151,7 @@ class TestMistakes:
             ({"required": False}, "unknown option without a request 'required'. Known are: ttl, wait"),
             ({"payload": object()}, "is neither bytes nor JSON"),
             ({"ttl": 0}, "ttl=0"),
-            ({"on_abandoned": "hold"}, "is about leased mode"),
+            ({"on_abandoned": "hold"}, "applies to leased mode only"),
             ({"using": "nowhere"}, "nowhere"),
         ],
     )

@@ -149,7 +149,7 @@ def test_an_asynchronous_may_replay_is_awaited(client: Client, url: str) -> None
 @pytest.mark.parametrize("given", [is_allowed, Answer()])
 def test_other_asynchronous_options_are_refused(name: str, given: Callable[..., Any]) -> None:
     """Where they are declared."""
-    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}=.*: it is not awaited: give a def function\."):
+    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}=.*: must be a def function: it is not awaited\."):
         Idempotency(**{name: given})  # type: ignore[arg-type]
 
 
@@ -189,5 +189,5 @@ def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> N
 def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: str) -> None:
     """On the first request at the latest."""
     settings.IDEMPOTENCY = {name: is_allowed}
-    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: it is not awaited: give a def function\."):
+    with pytest.raises(IdempotencyConfigurationError, match=rf"{name}.*: must be a def function: it is not awaited\."):
         client.post("/plain", headers={"Idempotency-Key": "k"})

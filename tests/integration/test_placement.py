@@ -84,20 +84,20 @@ def refused(act: Callable[[], Any]) -> str:
         (login_required(view), "    @login_required\n    @idempotent\n"),
         (
             CHECK(view),
-            "stands above django.contrib.auth.decorators.user_passes_test, which may decide who may call view",
+            "sits above django.contrib.auth.decorators.user_passes_test, which may decide who may call view",
         ),
         (traced(view), "IDEMPOTENCY = {'HARMLESS_DECORATORS': ['tests.integration.test_placement.traced']}"),
-        (csrf.csrf_exempt(traced(view)), f"stands above {__name__}.traced"),
-        (traced(asynchronous), f"stands above {__name__}.traced"),
-        (disguised(view), f"stands above {__name__}.traced"),
-        (Traced(view), f"stands above {__name__}.Traced"),
-        (by_middleware(view), f"stands above {__name__}.Tracing"),
-        (csrf.csrf_protect(view), "stands above django.middleware.csrf.CsrfViewMiddleware"),
-        (cache.cache_page(60)(view), "stands above django.middleware.cache.CacheMiddleware"),
+        (csrf.csrf_exempt(traced(view)), f"sits above {__name__}.traced"),
+        (traced(asynchronous), f"sits above {__name__}.traced"),
+        (disguised(view), f"sits above {__name__}.traced"),
+        (Traced(view), f"sits above {__name__}.Traced"),
+        (by_middleware(view), f"sits above {__name__}.Tracing"),
+        (csrf.csrf_protect(view), "sits above django.middleware.csrf.CsrfViewMiddleware"),
+        (cache.cache_page(60)(view), "sits above django.middleware.cache.CacheMiddleware"),
         (gzip.gzip_page(view), "GZipMiddleware, which a replay would miss or get wrong: the client, or a middleware"),
         (clickjacking.xframe_options_exempt(view), "xframe_options_exempt, which a replay would miss or get wrong"),
         (csrf.ensure_csrf_cookie(asynchronous), "csrf._EnsureCsrfCookie, which a replay would miss or get wrong"),
-        (lru_cache(view), "stands above functools._lru_cache_wrapper"),
+        (lru_cache(view), "sits above functools._lru_cache_wrapper"),
         (Private.as_view(), "LoginRequiredMixin.dispatch, which may check who is calling. Put it on the handler"),
         (View, 'Use @method_decorator(idempotent, name="post")'),
         (staticmethod(view), "is not one"),
@@ -108,7 +108,7 @@ def test_it_refuses_at_decoration(target: Any, message: str) -> None:
     """With the right order printed. No setting is proposed for a decorator of Django."""
     told = refused(lambda: idempotent(target))
     assert message in told
-    assert ("HARMLESS_DECORATORS" in told) is (f"stands above {__name__}" in told or "functools" in told)
+    assert ("HARMLESS_DECORATORS" in told) is (f"sits above {__name__}" in told or "functools" in told)
 
 
 DJANGOS = [
@@ -179,8 +179,8 @@ def test_the_projects_own_decorators_are_named_in_a_setting(settings: Any) -> No
         idempotent(decorate(view))
     # Another name for it allows nothing, because all decorators that are made there would be allowed, too.
     settings.IDEMPOTENCY = {"HARMLESS_DECORATORS": [f"{__name__}.shared", f"{__name__}.by_middleware"]}
-    assert "stands above django.contrib.auth.decorators.user_passes_test" in refused(lambda: idempotent(shared(view)))
-    assert f"stands above {__name__}.Tracing" in refused(lambda: idempotent(by_middleware(view)))
+    assert "sits above django.contrib.auth.decorators.user_passes_test" in refused(lambda: idempotent(shared(view)))
+    assert f"sits above {__name__}.Tracing" in refused(lambda: idempotent(by_middleware(view)))
 
 
 def test_it_refuses_a_handler_of_a_safe_method() -> None:
@@ -315,14 +315,14 @@ def test_e006_finds_checked_handlers(rf: Any) -> None:
     messages = [*check_urls()]
     assert [message.id for message in messages] == ["django_idempotency.E006"] * 2
     for message, route in zip(messages, (Decorated, OneList), strict=True):
-        assert "idempotent stands above django.contrib.auth.decorators.user_passes_test" in message.msg
+        assert "idempotent sits above django.contrib.auth.decorators.user_passes_test" in message.msg
         assert "user_passes_test" in refused(lambda route=route: route.as_view()(rf.post("/")))
 
 
 def test_a_mixin_refuses_a_checked_handler(rf: Any) -> None:
     """Where the handler is protected; else any order is right, and the check asks the user."""
     mixed = lambda: type("Mixed", (IdempotencyMixin, View), {"post": checked_post})  # noqa: E731 (one sentence)
-    assert "IdempotencyMixin stands above" in refused(lambda: mixed().as_view()(rf.post("/")))
+    assert "IdempotencyMixin sits above" in refused(lambda: mixed().as_view()(rf.post("/")))
     for make in (NotProtected, OtherMethod):
         request = rf.post("/")
         request.user = None

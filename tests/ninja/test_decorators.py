@@ -62,7 +62,7 @@ def refused(act: Callable[[], Any], *texts: str) -> None:
 def test_above_the_route_decorator(api: NinjaAPI) -> None:
     """Django Ninja would never call what it returns."""
     view = api.post("/orders")(lambda request: None)
-    refused(lambda: idempotent_operation(view), "stands above the route decorator of test_above")
+    refused(lambda: idempotent_operation(view), "sits above the route decorator of test_above")
 
 
 @pytest.mark.parametrize("decorator", [idempotent, idempotent_operation, idempotent_operation(ttl=1)])
@@ -96,7 +96,7 @@ def test_called_by_another_operation(api: NinjaAPI, serve: Serve, make: Any) -> 
     api.post("/orders")(idempotent_operation(required=False)(lambda request: inner(request)))
     client = serve(api)
 
-    refused(lambda: client.post("/orders"), "does not stand below an operation")
+    refused(lambda: client.post("/orders"), "is not below the route decorator of an operation")
     assert not Order.objects.exists()
 
 

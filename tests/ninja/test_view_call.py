@@ -170,7 +170,7 @@ class TestTwoAuthenticators:
         with pytest.raises(IdempotencyConfigurationError) as refused:
             client.post("/one-time", headers={"Idempotency-Key": key})
         assert str(refused.value) == (
-            "request.auth is a str, which does not tell which of the 2 authenticators of this operation gave it. "
+            "request.auth is a str, which does not tell which of the 2 authenticators of this operation returned it. "
             "Return a model instance from each authenticator, or pass scope=callable(request)."
         )
         assert not Order.objects.exists()

@@ -78,7 +78,7 @@ def test_a_view_that_decides_by_request_is_judged_on_that_request(rf: Any, key: 
 
     request = rf.post("/", headers={"Idempotency-Key": key})
     request.method = "post"
-    with pytest.raises(IdempotencyConfigurationError, match="IdempotencyMixin stands above"):
+    with pytest.raises(IdempotencyConfigurationError, match="IdempotencyMixin sits above"):
         Orders.as_view()(request)
 
 

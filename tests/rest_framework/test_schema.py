@@ -49,7 +49,7 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
         "name": "Idempotency-Key",
         "schema": {"type": "string"},
         "description": "- Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double "
-        'quotes (a string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.\n'
+        'quotes (a string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.\n'
         "- Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
         "callers\n"
         "- Compared with the first request: method, path, query string, content type and body (JSON and forms up to "
@@ -61,7 +61,7 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
     assert list(found["responses"]) == ["201", "400", "409", "422", "503"]
     assert found["responses"]["201"]["headers"][REPLAYED] == {
         "schema": {"type": "string", "enum": ["true", "false"]},
-        "description": "Whether this is the kept answer of an earlier request. Missing: no key was honoured.",
+        "description": "Whether this is the stored response of an earlier request. Missing if no key was honoured.",
         "required": True,
     }
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}}

@@ -10,10 +10,10 @@ from django_idempotency.engine.conf import Idempotency, get_settings, resolve
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.backends import MEMORY
 
-NO_TABLE = "does not go with backend=, whose keys are not in the table. Leave"
+NO_TABLE = "cannot be combined with backend=, whose keys are not in the table. Leave"
 PLACE = "IDEMPOTENCY['BACKENDS']['events']"
 FORM = (
-    'IDEMPOTENCY[\'BACKENDS\']: give a dict from names to backends, such as {"events": {"BACKEND": '
+    'IDEMPOTENCY[\'BACKENDS\']: must be a dict from names to backends, such as {"events": {"BACKEND": '
     '"django_idempotency.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://localhost"}}}.'
 )
 
@@ -76,7 +76,7 @@ def test_settings_that_do_not_fit_are_not_applied(settings: Any) -> None:
             "idempotency options ttl=20 and lease=30: ttl must exceed lease, or the key could be forgotten while the "
             "view still runs.",
         ),
-        ({"backend": ""}, "idempotency option backend='': give a non-empty string."),
+        ({"backend": ""}, "idempotency option backend='': must be a non-empty string."),
     ],
 )
 def test_an_option_that_cannot_work_is_named(options: dict[str, Any], message: str) -> None:

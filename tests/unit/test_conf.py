@@ -133,11 +133,11 @@ def test_layers_fall_through(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"on_abandoned": "hold"}, "on_abandoned='hold' is about leased mode. Pass lease="),
-        ({"reconcile": len}, "is about leased mode"),
-        ({"in_progress_status": 202}, "in_progress_status=202 is about leased mode"),
+        ({"on_abandoned": "hold"}, "on_abandoned='hold' applies to leased mode only. Pass lease="),
+        ({"reconcile": len}, "applies to leased mode only"),
+        ({"in_progress_status": 202}, "in_progress_status=202 applies to leased mode only"),
         ({"lease": 60, "ttl": 60}, "ttl=60 and lease=60: ttl must exceed lease"),
-        ({"lease": 60, "reconcile": len}, "needs operation=, because a key keeps the name of its operation, and the"),
+        ({"lease": 60, "reconcile": len}, "needs operation=, because a key stores the name of its operation, by which"),
     ],
 )
 def test_options_that_contradict_each_other_are_named(given: Any, message: str) -> None:
@@ -171,25 +171,25 @@ def test_the_default_repeats_only_what_can_be_recognized() -> None:
     [
         ([], "must be a dict"),
         ({"HEADERS": "x"}, "unknown IDEMPOTENCY setting 'HEADERS'. Did you mean 'HEADER'?"),
-        ({"HEADER": 5}, "IDEMPOTENCY['HEADER']=5: give a value of type str."),
-        ({"CREDENTIAL_HEADERS": "X-Key"}, "IDEMPOTENCY['CREDENTIAL_HEADERS']='X-Key': give a list or a tuple."),
+        ({"HEADER": 5}, "IDEMPOTENCY['HEADER']=5: must be of type str."),
+        ({"CREDENTIAL_HEADERS": "X-Key"}, "IDEMPOTENCY['CREDENTIAL_HEADERS']='X-Key': must be a list or a tuple."),
         (
             {"KEY_VALIDATOR": "nowhere.at_all"},
             "IDEMPOTENCY['KEY_VALIDATOR']='nowhere.at_all' cannot be imported: No module named 'nowhere'.",
         ),
-        ({"ERROR_RESPONSE": 5}, "give a callable; in the settings, its dotted path will do."),
-        ({"TTL": 0}, "IDEMPOTENCY['TTL']=0: give a timedelta or a number of seconds: 1 or more"),
-        ({"ENCRYPTION_KEYS": OLD}, "IDEMPOTENCY['ENCRYPTION_KEYS']: give a list of Fernet keys, with at least one."),
-        ({"ENCRYPTION_KEYS": []}, "with at least one. To switch encryption off, leave the setting out."),
+        ({"ERROR_RESPONSE": 5}, "must be a callable or, in the settings, its dotted path."),
+        ({"TTL": 0}, "IDEMPOTENCY['TTL']=0: must be a timedelta or a number of seconds: at least 1"),
+        ({"ENCRYPTION_KEYS": OLD}, "IDEMPOTENCY['ENCRYPTION_KEYS']: must be a list of at least one Fernet key."),
+        ({"ENCRYPTION_KEYS": []}, "at least one Fernet key. To switch encryption off, leave the setting out."),
         (
             {"ENCRYPTION_KEYS": [OLD, "s3cret"]},
-            "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 2 is no Fernet key. Make one with",
+            "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 2 is not a Fernet key. Generate one with",
         ),
-        ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
-        ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is no Fernet key."),
-        ({"HARMLESS_DECORATORS": "shop.traced"}, "give a list or a tuple."),
-        ({"NAMESPACE": None}, "IDEMPOTENCY['NAMESPACE']=None: give a value of type str."),
-        ({"RUNBOOK_URL": 5}, "IDEMPOTENCY['RUNBOOK_URL']=5: give a value of type str."),
+        ({"ENCRYPTION_KEYS": [OLD.encode()]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is not a Fernet key."),
+        ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is not a Fernet key."),
+        ({"HARMLESS_DECORATORS": "shop.traced"}, "must be a list or a tuple."),
+        ({"NAMESPACE": None}, "IDEMPOTENCY['NAMESPACE']=None: must be of type str."),
+        ({"RUNBOOK_URL": 5}, "IDEMPOTENCY['RUNBOOK_URL']=5: must be of type str."),
     ],
 )
 def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> None:
@@ -235,7 +235,7 @@ def test_callables_may_be_dotted_paths(settings: Any, name: str) -> None:
     with pytest.raises(IdempotencyConfigurationError, match=rf"IDEMPOTENCY\['{name}'\]='.*gone' cannot be imported"):
         get_settings()
     settings.IDEMPOTENCY = {name: f"{__name__}.OLD"}
-    with pytest.raises(IdempotencyConfigurationError, match="give a"):
+    with pytest.raises(IdempotencyConfigurationError, match="must be a"):
         get_settings()
 
 

@@ -1,4 +1,4 @@
-"""This package defines the options of protected endpoints, and reads the project's `IDEMPOTENCY` setting."""
+"""The options of protected endpoints, and the project's `IDEMPOTENCY` setting."""
 
 from .fields import SAFE_METHODS
 from .options import LEASED, Idempotency, Keywords, OnceKeywords, Options, as_options, for_methods, given_by, merged

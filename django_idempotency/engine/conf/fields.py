@@ -1,4 +1,4 @@
-"""This module has the checks for the values of options and settings."""
+"""Which values can options and settings have?"""
 
 from __future__ import annotations
 
@@ -12,31 +12,27 @@ from typing import Any
 from ...exceptions import IdempotencyConfigurationError
 
 Check = Callable[[Any], str | None]
-"""A check returns None for a valid value. For an invalid value, it returns a sentence that says what to give."""
+"""Returns None for a valid value, else a sentence that says what a valid one is."""
 
 MAX_SECONDS = 100 * 365 * 86400
-"""The longest duration: a century. Some databases cannot add a longer interval to the current time."""
+"""A century. Some databases cannot add a longer interval to the current time."""
 
 
 class Unset:
-    """If an option has the value `Unset` in a layer, this layer does not set the option. Then the package looks for the
-    option in the next layer.
-
-    The package looks for an option in this order: action, class, base classes, settings, default.
-    """
+    """The value of an option that a layer leaves to the next: action, class, base classes, settings, default."""
 
 
 def option(
     default: Any, check: Check, *, atomic: tuple[Any, ...] = (), leased: Any = Unset, elsewhere: tuple[Any, ...] = ()
 ) -> Any:
-    """Return a field of the class `Idempotency`.
+    """Declare an option of `Idempotency`.
 
     Args:
-        default: the value that the option has if nobody sets it.
+        default: its value if nobody sets it.
         check: what `Idempotency(…)` asks about each value.
-        atomic: the values that an endpoint without `lease` can have. Empty: all.
+        atomic: the values possible without `lease`. Empty: all.
         leased: the default with `lease`, if it is another one.
-        elsewhere: the values that an endpoint with `backend` can have, the default first. Empty: all.
+        elsewhere: the values possible with `backend`, the default first. Empty: all.
     """
     defaults = {
         "atomic": default,
@@ -48,31 +44,23 @@ def option(
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """Return a field of the class `Settings`. If the argument `secret` is True, no error message shows the value of the
-    setting.
-    """
+    """Declare a setting. If it is secret, no error message shows its value."""
     return field(default=default, repr=not secret, metadata={"check": check})
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """Return a dict that maps names to fields. The dict has each field that the class has declared with `option()` or
-    `setting()`.
-    """
+    """Return the fields that a class declares with `option()` or `setting()`, by name."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 
 def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
-    """Raise `IdempotencyConfigurationError` if the value is not valid for the option or setting. The argument `place`
-    names the option or setting in the error message.
-    """
+    """Raise `IdempotencyConfigurationError`, naming the `place`, if the declaration does not allow the value."""
     if (problem := declaration.metadata["check"](value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
 
 
 def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise `IdempotencyConfigurationError` if `name` is not one of the known names. The error message suggests the
-    most similar known name.
-    """
+    """Raise `IdempotencyConfigurationError`, suggesting the most similar name, if `name` is not a known one."""
     if name not in known:
         guess = get_close_matches(name, known, n=1)
         hint = f" Did you mean {guess[0]!r}?" if guess else ""
@@ -80,7 +68,6 @@ def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
 
 
 def seconds_of(duration: timedelta | float) -> float:
-    """Return a duration in seconds."""
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 
@@ -88,40 +75,33 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a function that checks a value. If the value is not allowed, the function returns the text in the argument
-    `advice`. The argument `possible` is a function that returns True for an allowed value.
-    """
+    """Return a check that answers `advice` unless the value is `possible`."""
     return lambda value: None if possible(value) else advice
 
 
 def or_none(check: Check) -> Check:
-    """Return a function whose argument can also be None. For all other values, this function returns the result of
-    `check`.
-    """
+    """Return the check, extended to allow None."""
     return lambda value: None if value is None else check(value)
 
 
 def one_of(*allowed: Any) -> Check:
-    """Return a check that accepts only the allowed values. The check also compares the types. For example, if only 1 is
-    allowed, the check refuses True and 1.0.
-    """
+    """Return a check that allows these values only, of these types: neither True nor 1.0 where 1 is allowed."""
     known = [(type(value), value) for value in allowed]
-    return must(f"give {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
+    return must(f"must be {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 
 
 def of_type(kind: type) -> Check:
-    """Return a check that accepts only instances of the type `kind`."""
-    return must(f"give a value of type {kind.__name__}.", lambda value: isinstance(value, kind))
+    return must(f"must be of type {kind.__name__}.", lambda value: isinstance(value, kind))
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
-# Before this check runs, a list from the settings is converted to a tuple.
-SEVERAL = must("give a list or a tuple.", lambda value: isinstance(value, tuple))
-NAME = must("give a non-empty string.", lambda value: isinstance(value, str) and value)
-SIZE = must("give a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
+# A list in the settings has become a tuple before it is checked.
+SEVERAL = must("must be a list or a tuple.", lambda value: isinstance(value, tuple))
+NAME = must("must be a non-empty string.", lambda value: isinstance(value, str) and value)
+SIZE = must("must be a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)
 METHODS = must(
-    f'give HTTP methods in upper case, such as ("POST", "PATCH"). {", ".join(sorted(SAFE_METHODS))} must not change '
+    f'must be HTTP methods in upper case, such as ("POST", "PATCH"). {", ".join(sorted(SAFE_METHODS))} must not change '
     "anything, so there is nothing to protect.",
     lambda value: (
         isinstance(value, Collection)
@@ -133,15 +113,13 @@ METHODS = must(
 
 
 def duration(minimum: float) -> Check:
-    """Return a check that accepts only a duration from `minimum` seconds to 100 years. The duration is a `timedelta` or
-    a number of seconds.
-    """
+    """Return a check for a duration, as a `timedelta` or in seconds, from `minimum` seconds to 100 years."""
 
     def possible(value: Any) -> bool:
         known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
         return known and minimum <= seconds_of(value) <= MAX_SECONDS
 
-    return must(f"give a timedelta or a number of seconds: {minimum} or more, and at most 100 years.", possible)
+    return must(f"must be a timedelta or a number of seconds: at least {minimum}, at most 100 years.", possible)
 
 
 def _is_backend(value: Any) -> bool:
@@ -154,47 +132,43 @@ def _is_backend(value: Any) -> bool:
 
 
 BACKENDS = must(
-    'give a dict from names to backends, such as {"events": {"BACKEND": '
+    'must be a dict from names to backends, such as {"events": {"BACKEND": '
     '"django_idempotency.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://localhost"}}}.',
     lambda value: isinstance(value, Mapping) and all(map(_is_backend, value.values())),
 )
 
 
 def encryption_keys(value: Any) -> str | None:
-    """Check that a value is a tuple of keys for `cryptography.fernet`. This function imports the package `cryptography`
-    only if the tuple contains a key.
-    """
+    """Check a tuple of keys for `cryptography.fernet`, which is imported only if there are any."""
     if not isinstance(value, tuple) or not value:
-        return "give a list of Fernet keys, with at least one. To switch encryption off, leave the setting out."
+        return "must be a list of at least one Fernet key. To switch encryption off, leave the setting out."
     try:
         from cryptography.fernet import Fernet
     except ImportError:
-        return "this setting needs the package `cryptography`. Run: pip install cryptography"
+        return "needs the package `cryptography`. Run: pip install cryptography"
     for number, key in enumerate(value, 1):
         try:
             Fernet(key if isinstance(key, str) else "")
         except ValueError:
             return (
-                f"entry {number} is no Fernet key. Make one with: "
+                f"entry {number} is not a Fernet key. Generate one with: "
                 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
             )
     return None
 
 
-CALLABLE = must("give a callable; in the settings, its dotted path will do.", callable)
+CALLABLE = must("must be a callable or, in the settings, its dotted path.", callable)
 
 
 def called(value: Any) -> str | None:
-    """Check that a value is a callable, but not an `async def` function. An `async def` function returns a coroutine,
-    and Python treats every coroutine as true.
-    """
+    """Check a callable, which must not be `async def`: its coroutine would count as true."""
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
-        return "it is not awaited: give a def function."
+        return "must be a def function: it is not awaited."
     return CALLABLE(value)
 
 
 def switch(value: Any) -> str | None:
-    """Check that a value is True, False or a callable that decides."""
+    """Check a value that is True, False or a callable that decides."""
     if callable(value):
         return called(value)
-    return None if isinstance(value, bool) else "give True, False or a callable() -> bool, whose dotted path will do."
+    return None if isinstance(value, bool) else "must be True, False, a callable() -> bool or its dotted path."

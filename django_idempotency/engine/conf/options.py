@@ -1,6 +1,4 @@
-"""Which options does a protected endpoint have? Each option stands in the class `Idempotency`, with its type, its
-default, its check and what it means.
-"""
+"""Which options does a protected endpoint have? `Idempotency` holds each with its type, default, check and meaning."""
 
 from __future__ import annotations
 
@@ -16,26 +14,22 @@ from . import fields as check
 from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
 
 NOT_FINAL = frozenset({401, 403, 408, 412, 423, 425, 429})
-"""Client errors that are not final, because the request can succeed later, with other credentials, or with another
-`If-Match`.
-"""
+"""Client errors after which the same request can succeed later, perhaps with other credentials or `If-Match`."""
 
 
 def is_final(response: Any) -> bool:
-    """This function is the default value of the option `record`. A response is final if its status is below 500, and if
-    the set `NOT_FINAL` does not contain this status.
-    """
+    """Return whether a status is below 500 and not in `NOT_FINAL`, as the default of the option `record`."""
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
 def recorded(value: Any) -> str | None:
     if value == "success" or callable(value):
         return None if value == "success" else check.called(value)
-    return 'give a callable(response) -> bool, whose dotted path will do in the settings, or "success".'
+    return 'must be a callable(response) -> bool (in the settings, its dotted path) or "success".'
 
 
 COMPARED = check.must(
-    'give a callable(request) -> bytes, a tuple of body field names, "request" or None.',
+    'must be a callable(request) -> bytes, a tuple of body field names, "request" or None.',
     lambda value: (
         value in (None, "request")
         or callable(value)
@@ -49,7 +43,7 @@ LEASED_TTL = timedelta(days=30)
 """The default of `ttl` with `lease`. See Note [A key outlives the gateway's memory of it]."""
 
 SHORT_TTL = timedelta(days=7)
-"""A leased endpoint with a shorter `ttl` is warned about. Outboxes and queues deliver again for days."""
+"""A leased endpoint with a shorter `ttl` is warned about, because outboxes and queues deliver again for days."""
 
 # Note [A key outlives the gateway's memory of it]
 # A derived key depends on the caller's key alone. If a key runs again after `ttl`, and the gateway still remembers the
@@ -57,8 +51,7 @@ SHORT_TTL = timedelta(days=7)
 # Gateways remember keys for hours to 30 days; docs/leased.md has the figures and their sources.
 
 
-# With eq=False, Python compares two `Idempotency` objects by identity and not by their fields. So a dict is fast if its
-# keys are `Idempotency` objects.
+# Comparing by identity (`eq=False`) makes these objects fast dict keys.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """The options that a decorator, a class or a setting declares for a protected endpoint.
@@ -85,8 +78,8 @@ class Idempotency:
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
     """422 or 409, for a key that is used again with another payload."""
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
-    """None runs the view in one transaction. A duration means leased mode, for views with external calls: if a worker
-    dies, its claim ends after this duration.
+    """None runs the view in one transaction. A duration selects leased mode, for views with external calls: a dead
+    worker's claim expires after it.
     """
     on_abandoned: OnAbandoned = option(
         "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
@@ -115,18 +108,17 @@ class Idempotency:
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
     """`callable(request) -> str | None` that reads the key. Default: the header."""
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
-    """"refuse": keys must be UUIDs of version 7. A key without a stored result is refused if the key is older than
-    `ttl`, or more than five minutes ahead.
+    """"refuse": keys must be UUIDs of version 7, and one without a stored result is refused if older than `ttl`, or
+    dated more than five minutes ahead.
     """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
-    """What a retry must repeat beside the target of the request: method and path, or, with `operation`, method and the
-    arguments of the URL. Default: query string, content type and body. A tuple of names compares only these fields of
-    the body. `callable(request) -> bytes` returns bytes that are compared in place of the body. None compares nothing
-    but the target.
+    """What a retry must repeat beside the request's target, which is method and path, or, with `operation`, method and
+    the URL's arguments. Default: query string, content type and body. A tuple of names compares only these fields of
+    the body. `callable(request) -> bytes` returns bytes to compare in place of the body. None compares the target only.
     """
     record: Callable[[Any], bool] | Literal["success"] = option(is_final, recorded)
-    """`callable(response) -> bool`, which returns True if this response is final. "success" keeps responses below 400,
-    and rolls the view back after every other one.
+    """`callable(response) -> bool`: is this response final? "success" keeps responses below 400, and rolls the view
+    back after any other.
     """
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(request, …) -> bool`, called before a replay. False answers 403."""
@@ -137,9 +129,9 @@ class Idempotency:
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
     """The database alias of the business write. Default: the write alias."""
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
-    """True runs each request, and only logs which requests would have been refused or replayed."""
+    """True runs each request, and only logs which ones would have been refused or replayed."""
 
-    if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known options
+    if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known ones
 
         def __new__(cls, **options):
             for name in options:
@@ -164,12 +156,12 @@ class Idempotency:
         return self.lease is not None and short and self.late_keys != "refuse" and not elsewhere
 
     def given(self) -> dict[str, Any]:
-        """Return a dict of the options that were given to this object."""
+        """Return the options that were set on this object."""
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
 
 
 class Options(Idempotency):
-    """The options of one endpoint, in which each option has a value. `resolve()` makes it.
+    """The options of one endpoint, each with a value, as `resolve()` makes them.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
@@ -188,8 +180,8 @@ class Options(Idempotency):
                 raise IdempotencyConfigurationError(f"idempotency option {name}={value!r} {MISFITS[mode] % name}")
         if self.reconcile is not None and self.operation is None:
             raise IdempotencyConfigurationError(
-                f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key keeps the name of "
-                'its operation, and the recovery finds reconcile by it. Pass operation="POST orders", for example.'
+                f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key stores the name of "
+                'its operation, by which the recovery finds reconcile. Pass operation="POST orders", for example.'
             )
 
     def verdict_on(self, response: Any) -> Verdict:
@@ -216,7 +208,7 @@ class Options(Idempotency):
 
     @cached_property
     def policy(self) -> OnAbandoned | None:
-        """Return the option `on_abandoned`, or None in atomic mode. Atomic mode does not use `on_abandoned`."""
+        """`on_abandoned`, or None in atomic mode, which does not use it."""
         return None if self.lease is None else self.on_abandoned
 
 
@@ -225,12 +217,12 @@ OPTION_NAMES = tuple(OPTIONS)
 
 
 LEASED = Idempotency(lease=0.1, reconcile=None)
-"""For code that has a leased key but not its view: the project's defaults for leased keys are `resolve(LEASED)`."""
+"""For code that knows a leased key but not its view: `resolve(LEASED)` is the project's defaults for leased keys."""
 
 
 MISFITS = {
-    "atomic": "is about leased mode. Pass lease=timedelta(minutes=2), for example, or leave %s out.",
-    "elsewhere": "does not go with backend=, whose keys are not in the table. Leave %s out.",
+    "atomic": "applies to leased mode only. Pass lease=timedelta(minutes=2), for example, or leave %s out.",
+    "elsewhere": "cannot be combined with backend=, whose keys are not in the table. Leave %s out.",
 }
 Mode = Literal["atomic", "leased", "elsewhere"]
 
@@ -252,7 +244,7 @@ def fits(name: str, value: Any, mode: Mode) -> bool:
 
 
 def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
-    """Return what the layers give together. The nearest layer comes first and wins."""
+    """Return what the layers set together. The nearest comes first and wins."""
     given: dict[str, Any] = {}
     for layer in reversed((*layers,)):
         given |= layer.given()
@@ -261,26 +253,18 @@ def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def merged(*layers: Idempotency) -> Idempotency:
-    """Return one layer that has the options of all.
-
-    The same layers return the same object, because `resolve` caches its result by the object.
-    """
+    """Return one layer with the options of all, the same object each time, by which `resolve` caches."""
     return Idempotency(**given_by(layers))
 
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """Return an `Idempotency` object that sets only the option `methods`.
-
-    The function is cached, so two calls with the same methods return the same object. The cache of the function
-    `resolve` works only if the caller passes the same object in each call.
-    """
+    """Return a layer that sets only `methods`, the same object each time, by which `resolve` caches."""
     return Idempotency(methods=methods)
 
 
 def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
-    """Return an `Idempotency` object with the options in `value`. The argument `value` is an `Idempotency` object or a
-    mapping.
+    """Return a layer with the options in an `Idempotency` or a mapping.
 
     Raises:
         IdempotencyConfigurationError: for anything else, unknown names and impossible values.
@@ -294,14 +278,11 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     return Idempotency(**{str(name): given for name, given in value.items()})
 
 
-# The classes `OnceKeywords` and `Keywords` tell type checkers the names and the types of the options. A test compares
-# both classes with the class `Idempotency`.
+# For type checkers. A test compares both classes with `Idempotency`.
 
 
 class OnceKeywords(TypedDict, total=False):
-    """The functions `run_once`, `arun_once` and `once` accept only the options of this class. The function `run_once`
-    has no request, so the function accepts no options about requests.
-    """
+    """The options of `run_once`, `arun_once` and `once`, which have no request."""
 
     ttl: timedelta | float
     wait: timedelta | float
@@ -314,9 +295,7 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """This class has all options of the class `Idempotency`. The decorator `idempotent` accepts each option as an
-    argument.
-    """
+    """The options of `idempotent`, which are all options of `Idempotency`."""
 
     required: bool
     methods: Collection[str]

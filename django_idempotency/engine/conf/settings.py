@@ -1,8 +1,4 @@
-"""This module reads the project's `IDEMPOTENCY` setting.
-
-The project can set options in a decorator, in a view class and in the `IDEMPOTENCY` setting. The function `resolve`
-merges all of them into one `Options` object.
-"""
+"""What does the project's `IDEMPOTENCY` setting say, and which options result for an endpoint?"""
 
 from __future__ import annotations
 
@@ -26,27 +22,25 @@ from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """This class has all values of the `IDEMPOTENCY` setting. The attribute `options` has the project's default
-    options.
+    """The values of the `IDEMPOTENCY` setting; `options` holds the project's default options.
 
     Attributes:
-        header: name of the request header that carries the key.
-        replayed_header: name of the response header that says "true" or "false".
-        docs_url: the project's page about its keys. Error answers link to the page in `type` and `Link`.
+        header: the request header that carries the key.
+        replayed_header: the response header that says "true" or "false".
+        docs_url: the project's page about its keys, to which error answers link in `type` and `Link`.
         key_validator: `callable(key) -> bool`. False (or a ValidationError) answers 400.
-        credential_headers: request headers that identify a caller without a user. All sent headers are used together.
-        publishable_keys: how credentials begin that every browser of a site sends, and that so identify no caller.
-        harmless_decorators: decorators that decide nothing about the caller, so they may stand below the protection.
+        credential_headers: request headers that identify a caller without a user. All that were sent count together.
+        publishable_keys: how credentials begin that every browser of a site sends, and that thus identify no caller.
+        harmless_decorators: decorators that decide nothing about the caller, and may lie below the protection.
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
         store_cookies: also keep and replay `Set-Cookie`, which is a stored credential.
-        encryption_keys: Fernet keys. The first key encrypts stored responses, step results and errors. All keys can
-            decrypt.
-        runbook_url: the address of the project's runbook. The admin links to it beside each key that needs attention.
+        encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; all can decrypt.
+        runbook_url: the project's runbook, to which the admin links beside each key that needs attention.
         derived_keys_last: how long the systems that you call remember a derived key. "retry-keyed" holds a call whose
             first start is older.
-        namespace: enters each derived key, so that deployments that share an account with a gateway derive different
-            ones. Calls in doubt are made twice if it changes.
+        namespace: enters each derived key, so that deployments sharing an account with a gateway derive different ones.
+            Calls in doubt are made twice if it changes.
         backends: stores for keys outside the database, by the names that the option `backend` takes. Each is a dict
             with BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
         enabled: False lets every request pass through. For a test, never in production.
@@ -73,13 +67,13 @@ class Settings:
     options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)
 
     def pauses(self) -> bool:
-        """Ask `paused`. If a callable fails, its error reaches the caller, and nothing runs."""
+        """Ask `paused`. If it is a callable that fails, its error reaches the caller, and nothing runs."""
         return bool(self.paused() if callable(self.paused) else self.paused)
 
 
 @lru_cache(maxsize=64)
 def meta_name(header: str) -> str:
-    """Return the name that Django gives to a request header in `request.META`."""
+    """Return a request header's name in `request.META`."""
     return "HTTP_" + header.upper().replace("-", "_")
 
 
@@ -90,7 +84,7 @@ SETTING_NAMES = tuple(name.upper() for name in (*_SETTINGS, *OPTION_NAMES))
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """Return the values of the `IDEMPOTENCY` setting. The names in `IDEMPOTENCY` can be in upper or lower case."""
+    """Return the values of the `IDEMPOTENCY` setting, whose names may be in upper or lower case."""
     raw = getattr(django_settings, "IDEMPOTENCY", {})
     if not isinstance(raw, Mapping):
         raise IdempotencyConfigurationError(f"the IDEMPOTENCY setting must be a dict, not {raw!r}.")
@@ -114,10 +108,7 @@ def get_settings() -> Settings:
 
 
 def _value(name: str, written: Any) -> Any:
-    """Check one value of the `IDEMPOTENCY` setting, and return the value.
-
-    If the value must be a callable, the project can write the dotted path of the callable instead.
-    """
+    """Check a value of the setting, importing a callable from its dotted path."""
     declaration = _SETTINGS.get(name) or OPTIONS[name]
     place = f"IDEMPOTENCY[{name.upper()!r}]" + (f"={written!r}" if declaration.repr else "")
     value = tuple(written) if isinstance(written, list) else written
@@ -134,14 +125,12 @@ def _value(name: str, written: Any) -> Any:
 def resolve(*layers: Idempotency) -> Options:
     """Merge the layers, the nearest first, with the `IDEMPOTENCY` setting and the defaults.
 
-    What the layers declare must fit together. The setting speaks about endpoints of every kind, so an option of it that
-    does not fit this endpoint is not applied: the ones of leased mode without a lease, and `reconcile` without an
+    What the layers declare must fit together. The setting speaks of endpoints of every kind: those of its options that
+    do not fit this one are not applied, such as those of leased mode without a lease, and `reconcile` without an
     `operation`.
 
     The result is cached for each combination of layers until a test changes the setting.
 
-    Raises:
-        IdempotencyConfigurationError: for options that contradict each other.
     """
     given, project = given_by(layers), get_settings().options.given()
     mode = mode_of(given.get("backend"), given.get("lease", project.get("lease")))
@@ -155,12 +144,12 @@ def resolve(*layers: Idempotency) -> Options:
 
 
 def backend_for(name: str) -> KeyValueBackend:
-    """Return the backend of this name, which is made when it is first needed. Nothing is asked of its server.
+    """Return the backend of this name, which is made when first needed, without asking its server anything.
 
     Raises:
         IdempotencyConfigurationError: `BACKENDS` has no such name, or what it names is no backend.
     """
-    with _MAKING:  # two threads would make two, and each would have its own memory
+    with _MAKING:  # two threads would make two, each with a memory of its own
         return _made(name)
 
 

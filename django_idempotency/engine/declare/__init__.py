@@ -1,3 +1,3 @@
-"""This package has the decorators and the mixin that protect views. The package protects a view at the moment when
-Python imports the view's module. If the package cannot protect a view, it raises `IdempotencyConfigurationError`.
+"""The decorators and the mixin that protect views. They do so while the view's module is imported, or raise
+`IdempotencyConfigurationError` if they cannot.
 """

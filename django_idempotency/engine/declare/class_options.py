@@ -1,7 +1,4 @@
-"""This module has the mixin for class-based views.
-
-This module also collects the options that a class and its base classes declare in the attribute `idempotency`.
-"""
+"""How is a class-based view protected, and which options do it and its base classes declare in `idempotency`?"""
 
 from __future__ import annotations
 
@@ -21,29 +18,27 @@ from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 
 Declared = Idempotency | Mapping[str, Any] | None
-"""The values that the attribute `idempotency` can have. With the value None, the class is not protected."""
+"""What `idempotency` can be. None leaves the class unprotected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
-"""Handlers that a view must define itself. `head`, `options` and `trace` are left out, because Django may add them."""
+"""Handlers that a view must define itself. `head`, `options` and `trace` are missing, because Django may add them."""
 INHERIT = Idempotency()
-"""These options set nothing, so the settings and the defaults apply."""
+"""Sets nothing, so that the settings and the defaults apply."""
 
 
 class IdempotencyMixin:
-    """With this mixin, a class-based view runs its POST or PATCH handler only once for each idempotency key.
+    """Run the POST or PATCH handler of a class-based view, such as a `FormView` or an `APIView`, once for each key.
 
-    The view can be, for example, a `FormView` or an `APIView`. The mixin opens a transaction, and the handler runs in
-    this transaction. With the option `lease`, the handler runs in leased mode, and no transaction is open. In plain
-    Django, a handler can be a `def` method or an `async def` method. In the REST framework, a handler must be a `def`
-    method.
+    The handler runs in a transaction that the mixin opens; with the option `lease`, it runs in leased mode, with no
+    transaction open. It can be `def` or, in plain Django, `async def`.
 
-    Write the mixin before the view class, as in `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`.
-    The mixin wraps only the handler. Access mixins, such as `LoginRequiredMixin`, run before the protected handler,
-    also before a replay. In the REST framework, authentication, permissions, throttles and content negotiation run
-    before the protected handler, and before a replay, too.
+    Write the mixin before the view class and after access mixins, as in
+    `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. It wraps the handler only: access mixins run
+    first, before a replay as well, and so do the REST framework's authentication, permissions, throttles and content
+    negotiation.
 
     Args:
-        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None: the
-            class is not protected. Missing options come from the base classes, the settings and the defaults.
+        idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None
+            leaves the class unprotected. Missing options come from the base classes, the settings and the defaults.
         idempotency_actions: a dict from handler names, such as a standard action of a viewset, to options.
 
     Raises:
@@ -60,7 +55,7 @@ class IdempotencyMixin:
         top = next(filter(is_drf_view, reversed(mro)), View)
         if top in mro and mro.index(top) < mro.index(IdempotencyMixin):
             raise IdempotencyConfigurationError(
-                "IdempotencyMixin must stand before the view class, and after access mixins:\n\n"
+                "IdempotencyMixin must come before the view class, and after access mixins:\n\n"
                 f"    class {cls.__name__}(…, IdempotencyMixin, …, {top.__name__}): ..."
             )
         if "idempotency" in vars(cls):
@@ -79,9 +74,8 @@ class IdempotencyMixin:
             )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
-            # A decorator such as csrf_exempt can set attributes on the method `dispatch` of a base class. Django does
-            # not copy these attributes to the view, because the mixin has its own method `dispatch`. So the mixin
-            # itself copies the attributes.
+            # Attributes that a decorator such as csrf_exempt has set on `dispatch` of a base class. Django copies those
+            # of the mixin's `dispatch` only.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -96,13 +90,13 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler runs after dispatch() has returned, so its transaction must be around the handler.
+            # An asynchronous handler runs after dispatch() has returned, and needs its transaction around itself.
             if iscoroutinefunction(handler):
                 setattr(self, verb, partial(awaited_as_django_would, request, handler))
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
-        # Django creates a new view object for each request, so the mixin can replace the handler of this object. The
-        # framework's own dispatch() method first makes its checks, and then calls the protected handler.
+        # Each request has a view object of its own, whose handler can be replaced. The framework's dispatch() makes its
+        # checks before it calls it.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -116,9 +110,9 @@ class IdempotencyMixin:
         return protected_form(handler, partial(call_of, options))(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Declared:
-        """Return the options that are declared for this request, or None if it is not protected.
+        """Return the options declared for this request, or None if it is not protected.
 
-        The mixin calls this method after authentication. Override it to let the options depend on `self.request` or
+        The mixin calls this after authentication. Override it to let the options depend on `self.request` or
         `self.action`. What it leaves out comes from the project's setting and the defaults.
         """
         method = getattr(getattr(self, "request", None), "method", None)
@@ -133,29 +127,25 @@ class IdempotencyMixin:
             return None
         options = resolve(given)
         if decides_by_request(type(self)) and method in options.methods:
-            # The method as_view() could not check this handler, because the options depend on the request.
+            # as_view() could not check this handler, because the options depend on the request.
             refuse_handler(handler)
         return options
 
 
-# This line deletes the docstring at run time. Otherwise, drf-spectacular would copy the docstring into the OpenAPI
-# description of each operation.
+# Otherwise, drf-spectacular copies the docstring into the OpenAPI description of each operation.
 IdempotencyMixin.__doc__ = None
 
 
 def checked(value: Declared) -> Idempotency | None:
-    """Convert the options into an `Idempotency` object. If the argument is None, return None.
-
-    If an option is unknown or has an invalid value, the function raises `IdempotencyConfigurationError`.
-    """
+    """Return the options as an `Idempotency`, or None. Raises `IdempotencyConfigurationError` for impossible ones."""
     return None if value is None else as_options(value)
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
-    """Return the declaration of a class. If the class is not protected or does not have the mixin, return None.
+    """Return the declaration of a class, or None if it is not protected or lacks the mixin.
 
     Args:
-        attributes: the attributes of the view, or the attributes that `as_view()` will give to the view.
+        attributes: those of the view, or those that `as_view()` will set on it.
         name: the name of the handler: a verb, or the action of a viewset.
     """
     layers = class_layers(cls, attributes, name) if issubclass(cls, IdempotencyMixin) else ()
@@ -163,9 +153,7 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Return True if the class overrides the method `get_idempotency_options`. Then the options can be different for
-    each request.
-    """
+    """Return whether the class overrides `get_idempotency_options`, so that its options can differ by request."""
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
 
@@ -179,9 +167,7 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """For each unsafe HTTP method (such as POST) of a view class, yield one tuple.
-
-    Each tuple has the HTTP method, the name of the handler, and the handler itself.
+    """Yield HTTP method, name and handler for each unsafe method of a view class.
 
     Args:
         actions: the actions of a viewset, as a dict from a verb to the name of its handler.
@@ -193,12 +179,10 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """A class uses the mixin. Return a tuple of all options that are declared for this class. If the class is not
-    protected, the tuple is empty.
+    """Return the options declared for a class with the mixin, or nothing if it is not protected.
 
-    The tuple contains the options in this order: view object, handler, class, base classes. A class can switch its
-    protection off with the value None. Then the tuple contains only the options that stand before the first None. See
-    `class_declaration`.
+    They come from view object, handler, class and base classes, in this order. None switches the protection off in a
+    class: everything after the first None is left out. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
@@ -208,10 +192,8 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 
 @lru_cache(maxsize=1024)
 def _declared_layers(cls: Any, nearest: Declared) -> tuple[Any, ...]:
-    """Return the attribute `idempotency` of the class and of each base class, in the order of the MRO.
+    """Return `idempotency` of the class and of each base class that sets it, in the order of the MRO.
 
-    The argument `nearest` is the value of the attribute `idempotency` of the nearest class. The function uses the
-    argument `nearest` only as a part of the cache key. If a test replaces the attribute `idempotency`, the cache key
-    changes. So the cache never returns an old result.
+    `nearest` only enters the cache's key, so that a test that replaces the attribute gets no old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

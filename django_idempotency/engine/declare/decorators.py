@@ -1,6 +1,4 @@
-"""This module has the decorators `idempotent` and `once`. Both decorators protect `def` functions and `async def`
-functions with the same engine.
-"""
+"""The decorators `idempotent` and `once`, for `def` and `async def` functions alike."""
 
 from __future__ import annotations
 
@@ -48,23 +46,20 @@ def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]
 def idempotent(view: Any = None, /, **options: Any) -> Any:
     """Run a view at most once for each idempotency key, and replay its response to retries.
 
-    The decorator opens the transaction in which the view runs. Inside an outer `atomic()` block, the view runs in a
-    savepoint instead.
+    The view runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`.
 
-    The decorator protects a function view, a handler method, an `@action` method, or an `@api_view` function. Write the
-    decorator without arguments, with keyword options, or with an `Idempotency` object. The decorator also works with
-    Django's `method_decorator`. Write `idempotent` below each decorator that checks the caller, such as
-    `login_required`.
+    It protects a function view, a handler method, an `@action` method or an `@api_view` function, and takes no
+    arguments, keyword options, or one `Idempotency` object. Django's `method_decorator` can apply it. Write it below
+    each decorator that checks the caller, such as `login_required`.
 
     Raises:
-        IdempotencyConfigurationError: the view cannot be protected. The error is raised at decoration if possible,
-            otherwise on the first request, before the view runs.
+        IdempotencyConfigurationError: the view cannot be protected. Raised at decoration if possible, otherwise on the
+            first request, before the view runs.
     """
     layer, view = given("idempotent", view, options)
     if view is not None:
         return _protect((), view)
-    # `method_decorator` decorates the view again on each request. But the next line runs only at import, so the options
-    # are registered only once.
+    # Registered here, once at import, because `method_decorator` calls the partial again on each request.
     register(Declaration((layer,)))
     return partial(_protect, (layer,))
 
@@ -94,11 +89,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-    """Return the `ViewCall` of a protected view.
-
-    The request is one of the first two positional arguments of the view, or the keyword argument `request`. It can be a
-    request of Django, of the REST framework or of Django Ninja.
-    """
+    """Return the `ViewCall` of a protected view, whose request is one of its first two arguments or `request=`."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if (adapter := adapter_of(candidate)).is_request(candidate):
@@ -112,9 +103,7 @@ def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return a function that protects a view. For each request, this function makes a `ViewCall`.
-
-    The docstring of `in_thread` tells how an `async def` view runs.
+    """Return a function that runs a view protected. `in_thread` says how an `async def` view runs.
 
     Args:
         make_call: makes a `ViewCall` of the view, its positional arguments and its keyword arguments.
@@ -147,23 +136,21 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Decorate a function that must do its work only once for each key.
+    """Do the work of a function, such as a task or an event handler, only once for each key.
 
-    For example, the function is a task or an event handler. The decorated function can be `def` or `async def`. Every
-    call with the same key returns the result of the first run. If the option `lease` is set, the decorated function
-    gets an `Operation` as the keyword argument `operation`. Without the option `lease`, the function gets an
-    `Operation` only if the function has a required parameter with the name `operation`. A caller of the decorated
-    function must not pass the argument `operation`. The docstring of `run_once` describes the transaction in which the
-    function runs.
+    The function can be `def` or `async def`. Every call with the same key returns the result of the first run. With the
+    option `lease`, the function is passed an `Operation` as the keyword argument `operation`; without it, only if it
+    has a required parameter of that name. Callers leave `operation` out. `run_once` describes the transaction in which
+    the function runs.
 
     While another worker runs the same key, a call waits for its result: for 60 seconds, or as long as `lease` where
     that is longer. Then it raises `OperationInProgress`. `wait=` or the setting `WAIT` changes this time, and `wait=0`
     raises at once. Inside your own transaction, no call waits.
 
     Args:
-        scope: a string, or a callable that gets the function's arguments.
-        key: a callable that gets these arguments and returns the key: a str, an int or a UUID.
-        payload: a callable that gets these arguments. None compares no payloads.
+        scope: a string, or a callable that is passed the function's arguments.
+        key: a callable that is passed these arguments and returns the key: a str, an int or a UUID.
+        payload: a callable that is passed these arguments. None compares no payloads.
         options: the options of `run_once`.
 
     Raises:
@@ -179,7 +166,7 @@ def once(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = operation_name(function, options.get("operation"))
-        if {"lease", "ttl"} <= layer.given().keys():  # what the settings give is only known when it runs
+        if {"lease", "ttl"} <= layer.given().keys():  # what the settings say is known only when it runs
             warn_of_gateways(name, layer)
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -1,8 +1,5 @@
-"""This module raises an error if the decorator `idempotent` stands in a wrong place.
-
-The decorator `idempotent` must stand below all code that decides who the caller is, for example below `login_required`.
-If the decorator stands in a wrong place, a replay can send a response to the wrong caller. A replay can also send a
-response to a caller whose token has been revoked.
+"""Is `idempotent` in the right place? It must lie below all code that decides who the caller is, such as
+`login_required`: above it, a replay could reach the wrong caller, or one whose token has been revoked.
 """
 
 from __future__ import annotations
@@ -46,28 +43,22 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Raise an error if `idempotent` decorates an object that is not a view, or if the decorator stands in a wrong
-    place.
-
-    The decorator calls this function before it protects a view.
-    """
+    """Raise if `idempotent` decorates something that is not a view, or is in the wrong place."""
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
-        problem = f"decorates views, and {view!r} is not one. Its options are given by keyword."
+        problem = f"decorates views, and {view!r} is not one. Pass its options by keyword."
     elif method_name(view).upper() in SAFE_METHODS:
-        problem = f"stands above {_name(view)}, which answers a safe method: there is nothing to protect."
+        problem = f"sits above {_name(view)}, which answers a safe method: there is nothing to protect."
     elif (below := _below(view)) is not None:
-        problem = f"stands above {below}"
+        problem = f"sits above {below}"
     else:
         return
     raise IdempotencyConfigurationError(f"idempotent {problem}")
 
 
 def _below(view: Any) -> str | None:
-    """A decorator, a view class or an operation of Django Ninja can decide who the caller is. If `idempotent` decorates
-    such code, return a text that names this code. Otherwise, return None.
-    """
+    """Name the code that decides about the caller and that `idempotent` would wrap, or return None."""
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
     view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
@@ -76,29 +67,19 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Add a hook to a protected Django view, so that Django Ninja cannot make an operation from this view.
-
-    If Django Ninja tries to make an operation from the view, the hook raises an error.
-    """
-    # This code does not import Django Ninja, because many projects do not use Django Ninja. `wraps()` copies the
-    # attributes of the view. So perhaps the protected view and the unprotected view share one list of hooks. So this
-    # code makes a new list, and does not change the list of the unprotected view.
+    """Let Django Ninja fail, by its own hook, if it makes an operation from a protected view."""
+    # Ninja is not imported, because many projects don't use it. A new list, because `wraps()` may have copied a
+    # reference to the view's own.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """During a request, raise an error if the decorator `idempotent` stands in a wrong place.
-
-    The decorator must never stand on an operation of Django Ninja. The function `misplaced_dispatch` decides whether a
-    `dispatch` method may have the decorator.
-    """
+    """Raise, during a request, if `idempotent` decorates a Ninja operation, or a `dispatch` that is misplaced."""
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == NINJA:
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # This code needs the instance of the view class. Usually, the instance is the first argument of the call. But
-        # if the project uses `method_decorator`, the argument `view` is a `partial` object around a bound method. Then
-        # the instance is the attribute `__self__` of the bound method.
+        # The instance is the first argument; with `method_decorator`, `view` is a partial around a method bound to it.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -109,10 +90,7 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
 
 @lru_cache(maxsize=256)
 def misplaced_dispatch(view_class: Any) -> str | None:
-    """If `idempotent` decorates a `dispatch` method on which it is not allowed, return an error message.
-
-    Otherwise, return None. A system check also calls this function.
-    """
+    """Return an error message if `idempotent` decorates a `dispatch` on which it is not allowed, else None."""
     mro = view_class.__mro__
     decorated = next((i for i, cls in enumerate(mro) if hasattr(vars(cls).get("dispatch"), MARK)), None)
     if decorated is None:
@@ -127,11 +105,10 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """The decorator wraps a `dispatch` method, and this method can call code that checks the caller. If there is such
-    code, return the name of the function or the class. Otherwise, return None.
+    """Return what a decorated `dispatch` calls that can check the caller, with advice, or None.
 
     Args:
-        classes: the classes of the view's MRO that stand below the protection.
+        classes: the classes of the view's MRO below the protection.
     """
     if is_drf_view(view_class):
         return (
@@ -145,10 +122,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # A `dispatch` method of the project runs before the handlers, so it can check the caller. If the class has no
-    # handlers, one `dispatch` method of the project answers the request. In the MRO, this method comes after all other
-    # `dispatch` methods of the project. This `dispatch` method does not check the caller, so this code removes the
-    # method from the list of methods.
+    # A project's own `dispatch` runs before the handlers, and can check the caller. Without handlers, the last one in
+    # the MRO answers the request itself, and does not count.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -157,27 +132,19 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
 
 
 def misplaced_decorator(handler: Any) -> str | None:
-    """Return an error message if the decorator `idempotent` stands in a wrong place on a handler.
-
-    If the decorator stands in a correct place, return None. System check E006 shows the error message.
-    """
+    """Return the message of system check E006 if `idempotent` is in the wrong place on a handler, else None."""
     below = _above_a_wrapper(handler, HANDLER_ORDER, below=True)
-    return None if below is None else f"idempotent stands above {below}"
+    return None if below is None else f"idempotent sits above {below}"
 
 
 def refuse_handler(handler: Any) -> None:
-    """Raise an error if a handler in a class with `IdempotencyMixin` has a decorator that can check the caller.
-
-    The protection of the mixin runs before all decorators of the handler, so a replay would not run these decorators.
-    """
+    """Raise if a handler in a class with the mixin has a decorator that may check the caller: replays would skip it."""
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
-        raise IdempotencyConfigurationError(f"IdempotencyMixin stands above {below}")
+        raise IdempotencyConfigurationError(f"IdempotencyMixin sits above {below}")
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Look for a decorator that can decide who the caller is. Return a text that names this decorator and tells how to
-    correct the code. If the function has no such decorator, return None.
-    """
+    """Return the first decorator that can decide who the caller is, with advice on the code, or None."""
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
@@ -195,10 +162,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """Return whether the class is an `APIView` of the REST framework.
-
-    The function compares the names of the base classes, so the function needs no import of the REST framework.
-    """
+    """Return whether the class is an `APIView` of the REST framework. Comparing names needs no import of it."""
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

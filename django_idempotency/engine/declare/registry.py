@@ -1,6 +1,4 @@
-"""Each protected callable has a `Declaration` with its options. Four parts of the package read the declarations: the
-list of endpoints, the system checks, the OpenAPI schemas and the recovery.
-"""
+"""How is a callable protected? Its `Declaration` tells the list of endpoints, the checks, OpenAPI and the recovery."""
 
 from __future__ import annotations
 
@@ -19,20 +17,19 @@ from .wrappers import dotted_name, method_name, unwrapped
 MARK = "_idempotency_declaration"
 """The attribute of a protected callable that holds its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
-"""If a decorated method has one of these names, the decorator protects the HTTP method of this name."""
+"""A decorated method of one of these names protects the HTTP method of that name."""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A declaration describes how a callable is protected.
+    """How a callable is protected.
 
     Attributes:
-        layers: the layers of options, the nearest layer first.
-        target: the protected callable, the view class or the operation of Django Ninja, or None if it is not known yet.
-        by_request: True if the view overrides `get_idempotency_options()`, so its options can differ from request to
-            request.
-        once: True if the callable is decorated with `once`, so it is not a view.
+        layers: the layers of options, the nearest first.
+        target: the protected callable, the view class or Django Ninja's operation, or None if not known yet.
+        by_request: whether the view overrides `get_idempotency_options()`, so that its options can differ by request.
+        once: whether the callable is decorated with `once`, and is no view.
     """
 
     layers: tuple[Idempotency, ...]
@@ -42,26 +39,18 @@ class Declaration:
 
     @property
     def options(self) -> Options:
-        """Merge all layers of options, and return the result. In the result, every option has a value.
-
-        Raises `IdempotencyConfigurationError` if two options contradict each other.
-        """
+        """All layers merged. Raises `IdempotencyConfigurationError` if two options contradict each other."""
         return resolve(*self.layers)
 
     def options_for(self, method: str) -> Options | None:
-        """Return the options for this HTTP method, or None if the method is not protected.
-
-        Raises `IdempotencyConfigurationError` if two options contradict each other.
-        """
+        """Return the options for this HTTP method, or None if it is not protected. Raises as `options` does."""
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def reconciled(self, returned: Any) -> Finished[Any]:
-        """Convert the return value of `reconcile` into the final result of the operation.
-
-        The recovery has no request when it calls `reconcile`. So the recovery uses this method.
+        """Return the final result for what `reconcile` returned in a recovery, which has no request.
 
         Raises:
-            IdempotencyConfigurationError: the value is not a valid result of `reconcile`.
+            IdempotencyConfigurationError: it is not a valid result of `reconcile`.
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
@@ -69,61 +58,44 @@ class Declaration:
 
 
 def declare(callable_: Any, declaration: Declaration) -> None:
-    """Store the declaration as an attribute of the protected callable, and register the declaration."""
+    """Store the declaration on the protected callable, and register it."""
     declaration = replace(declaration, target=callable_)
     setattr(callable_, MARK, declaration)
     register(declaration)
 
 
 def register(declaration: Declaration) -> None:
-    """Store the declaration under the name of the operation, so that the recovery can find the declaration.
-
-    Only a declaration with both options `operation` and `reconcile` is stored.
-    """
-    # This function runs while Python imports modules. At import, the package cannot read the `IDEMPOTENCY` setting, so
-    # the dict `given` does not contain the options of this setting.
+    """Store a declaration, if it has `operation` and `reconcile`, for the recovery to find by the operation."""
+    # Without the options of the `IDEMPOTENCY` setting, which cannot be read while modules are imported.
     given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
-        # The same view can be registered several times, because `method_decorator` decorates the view on each request.
-        # A function inside another function can have the decorator `once`. Then each call of the outer function
-        # registers the inner function again. If a callable is registered again, the new declaration replaces the old
-        # declaration.
+        # The same callable may come again, and then replaces its old declaration: `method_decorator` decorates on each
+        # request, and a function with `once` may stand inside another function.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 
 def registered(operation: str) -> list[Declaration]:
-    """Return all registered declarations of an operation. Each of these declarations has the option `reconcile`.
-
-    Import the URLconf before you call this function, because the import registers the declarations of the views.
-    """
+    """Return the declarations of an operation that have a `reconcile`. Importing the URLconf registers them."""
     return list(_registered.get(operation, {}).values())
 
 
 def declaration_of(callable_: Any) -> Declaration | None:
-    """Return the declaration of this callable, or None if the callable is not protected.
-
-    If decorators wrap a function, the declaration can be an attribute of the function or of one of its wrappers.
-    """
+    """Return the declaration of a callable, or of a function that it wraps; None if neither is protected."""
     *levels, innermost = unwrapped(callable_)
-    # A view can also be an object. Then the decorator is on the method `__call__` of the object's class. Rule B004 of
-    # ruff recommends `callable()`, but the next line needs the method `__call__` itself.
+    # A view can be an object, with the decorator on `__call__` of its class. Ruff's B004 recommends `callable()`,
+    # but the method itself is needed.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # `method_decorator` applies the decorator only when the view is called. So at import, the declaration does
-            # not get the HTTP method of the handler. The next line adds this HTTP method.
+            # `method_decorator` decorates when the view is called: the declaration made at import lacks the verb.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers of options. If the name of the handler is in `VERBS`, there is one more layer. The additional
-    layer protects only requests with the HTTP method of the handler.
-
-    For example, a decorator on a handler with the name `put` protects PUT requests.
-    """
+    """Return the layers and, if the handler is named after an HTTP method such as `put`, one that protects it."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())
@@ -131,17 +103,14 @@ def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, 
 
 
 def given(decorator: str, view: Any, options: Mapping[str, Any]) -> tuple[Idempotency, Any]:
-    """Return the options and the view that were passed to a decorator.
-
-    For `@idempotent(ttl=60)`, the view is None. The call `idempotent(ttl=60)` returns a decorator, and then Python
-    passes the view to this decorator.
+    """Return the options and the view that were passed to a decorator; the view is None in `@idempotent(ttl=60)`.
 
     Raises:
         IdempotencyConfigurationError: for options that cannot work.
     """
     if options and view is not None:
         raise IdempotencyConfigurationError(
-            f"pass options to {decorator} by keyword only, before the view, or as one Idempotency, not both."
+            f"pass options to {decorator} by keyword only or as one Idempotency, not both, and before the view."
         )
     if view is None or isinstance(view, Idempotency):
         return view or as_options(options), None

@@ -1,18 +1,14 @@
-"""This module finds the decorators of a callable. It also lists the decorators that are allowed below `idempotent`.
+"""Which decorators does a callable have, and which ones may lie below `idempotent`?
 
-The allowed decorators do not check the caller of the view. The package finds every decorator that uses
-`functools.wraps`. If the view's own code checks the caller, the package does not see this check.
+Allowed are those that do not check the caller. Every decorator that uses `functools.wraps` is found; a check in the
+view's own code is not.
 
 # Note [The package recognizes a wrapper by its code object]
-`functools.wraps` copies the name of a function to its wrapper. So the name of a wrapper does not show which decorator
-has made this wrapper. But `functools.wraps` does not change the code object (`__code__`) of the wrapper. The wrapper
-also keeps the global variables of its own module. The wrapper has a code object, and the `co_qualname` of this object
-begins with the name of the decorator. So the package takes the decorator's name from the code object, and the module's
-name from the global variables. When several middleware classes are used as decorators, all their wrappers have the same
-code object. When several context managers are used as decorators, Python makes a wrapper for each, and all these
-wrappers share one code object. So if a decorator was made from a middleware class, the package uses the name of this
-class as the decorator's name. If a decorator was made from a context manager, the package uses the class name of the
-context manager.
+`functools.wraps` copies the name of a function to its wrapper, whose own name therefore does not tell which decorator
+made it. But the wrapper keeps its code object, whose `co_qualname` begins with the name of the decorator, and the
+global variables of its module: both together name the decorator. All wrappers made of middleware classes share one
+code object, and so do those of context managers. These are named after the class of the middleware or the context
+manager.
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ from ..conf import get_settings
 
 VIEWS = "django.views.decorators"
 PROXY = "ObjectProxy"
-"""The base class of wrapt's proxies. Tracing packages put such proxies around functions. The class is known by its name
-alone, because some packages have their own copy of wrapt."""
+"""The base class of wrapt's proxies, which tracing packages put around functions. It is known by its name alone,
+because some packages have their own copy of wrapt."""
 PAGINATORS = ("PaginatorOperation", "AsyncPaginatorOperation")
 HARMLESS = frozenset(
     {
@@ -34,7 +30,7 @@ HARMLESS = frozenset(
         "asgiref.sync.SyncToAsync",
         "django.db.transaction.Atomic",
         "django.middleware.http.ConditionalGetMiddleware",
-        "django.views.generic.base.View.as_view",  # `as_view()` copies `__wrapped__` from the method `dispatch`.
+        "django.views.generic.base.View.as_view",  # it copies `__wrapped__` from `dispatch`
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
         *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",
@@ -48,28 +44,24 @@ HARMLESS = frozenset(
         PROXY,
     }
 )
-"""Decorators that are allowed below the protection, because they do not look at the caller, and a replay has all that
-they do: a status, a body, a header. Some of them can answer in place of the view, for example `condition` and
-`require_http_methods`.
+"""Decorators allowed below the protection: they don't look at the caller, and all that they do (a status, a body, a
+header) is replayed. Some can answer in place of the view, such as `condition` and `require_http_methods`.
 """
 NOT_REPLAYED = frozenset(
     {
-        "django.middleware.gzip.GZipMiddleware",  # The next client may not read a compressed body.
+        "django.middleware.gzip.GZipMiddleware",  # the next client may not read a compressed body
         f"{VIEWS}.clickjacking.xframe_options_exempt",
-        f"{VIEWS}.csp._make_csp_decorator",  # Django 6 makes two CSP decorators with this function.
+        f"{VIEWS}.csp._make_csp_decorator",  # makes both CSP decorators of Django 6
         f"{VIEWS}.csrf._EnsureCsrfCookie",
     }
 )
-"""Django's decorators that say something to the client at hand, or to a middleware by an attribute. No stored response
-has that, so they stand above the protection."""
+"""Django's decorators that address the client at hand, or tell a middleware something through an attribute. A stored
+response preserves neither, so they belong above the protection."""
 OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """Yield the callable and all callables that it wraps. The outermost callable comes first.
-
-    The function finds a wrapped callable only if the wrapper was made with `functools.wraps` or `partial`.
-    """
+    """Yield the callable and all that it wraps by `functools.wraps` or `partial`, the outermost first."""
     seen = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))
@@ -78,34 +70,29 @@ def unwrapped(function: Any) -> Iterator[Any]:
 
 
 def innermost(function: Any) -> Any:
-    """Return the function that is below all decorators. See `unwrapped`."""
+    """Return the function below all decorators. See `unwrapped`."""
     *_, found = unwrapped(function)
     return found
 
 
 def dotted_name(function: Any) -> str:
-    """Return the dotted name of the innermost function.
-
-    If the innermost object is not a function, return the dotted name of the object's class.
-    """
+    """Return the dotted name of the innermost function, or of its class if it is another object."""
     found = innermost(function)
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def method_name(view: Any) -> str:
-    """Return the name of a method. For a function outside a class body, return an empty string."""
+    """Return the name of a method, or an empty string for a function outside of a class body."""
     owner, _, name = str(getattr(view, "__qualname__", "")).rpartition(".")
     return name if owner and not owner.endswith("<locals>") else ""
 
 
 def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
-    """Look at the decorators of a function, and return the dotted name of the first decorator that is not allowed.
-
-    If all decorators of the function are allowed, return None.
+    """Return the dotted name of a function's first decorator that is not allowed, or None.
 
     Args:
-        below: if True, only decorators below this package's own innermost decorator are looked at.
+        below: look only below this package's own innermost decorator.
     """
     names = [_name(wrapper) for level in unwrapped(function) for wrapper in _wrappers(level)]
     ours = [index for index, name in enumerate(names) if name.startswith(OURS)]
@@ -116,33 +103,24 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """If a decorator made the callable `level`, yield `level`.
-
-    If `method_decorator` has made the callable from several decorators, yield the wrappers of all these decorators. The
-    outermost wrapper comes first.
-    """
+    """Yield the callable if a decorator made it; for a `method_decorator`, the wrappers of its decorators instead."""
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        # It is safe to decorate an empty function here: Django's `method_decorator` also decorates an empty function.
+        # Decorating an empty function is safe, because `method_decorator` does it as well.
         *made, _ = unwrapped(decorator(_dummy))
         yield from made
 
 
 def _dummy(*args: Any, **kwargs: Any) -> None:
-    """Do nothing. The package decorates this function with the decorators of other packages, to see which wrappers
-    these decorators make.
-    """
+    """What other packages' decorators are applied to, to see which wrappers they make."""
 
 
 def _name(wrapper: Any) -> str:
-    """Return the dotted name of the decorator that made this wrapper.
-
-    See Note [The package recognizes a wrapper by its code object].
-    """
+    """Return the name of a wrapper's decorator. See Note [The package recognizes a wrapper by its code object]."""
     if any(base.__name__ == PROXY for base in type(wrapper).__mro__):
         return PROXY
     if not hasattr(wrapper, "__code__"):
@@ -161,6 +139,6 @@ def _of_class(cls: type) -> str:
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
-    """Return the variables in the closure of a function, as a dict of names and values."""
+    """Return the variables in the closure of a function."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells}

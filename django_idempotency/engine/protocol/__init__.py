@@ -1,4 +1,1 @@
-"""This package contains the rules for idempotency keys as pure functions and values.
-
-The rules do not use Django, a database or a clock.
-"""
+"""The rules of idempotency keys as pure functions and values, without Django, a database or a clock."""

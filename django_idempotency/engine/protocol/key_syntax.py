@@ -1,4 +1,4 @@
-"""This module checks the syntax of the idempotency keys that clients send."""
+"""Which texts are idempotency keys, and how does a client write them in a header?"""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import time
 from uuid import UUID, uuid4
 
 MAX_LENGTH = 255
-"""The most characters of a key. Stripe has the same limit, and every supported database can index a text of this
-length."""
+"""In characters. Stripe's limit, too, and short enough for an index of every supported database."""
 
 MAX_AHEAD = 300
-"""A client's clock can be ahead by this number of seconds. A key from the far future would live longer than `ttl`."""
+"""How many seconds a client's clock may be ahead. A key from the far future would outlive `ttl`."""
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
-# In RFC 9651 section 3.3.3, a string is printable ASCII text in double quotes. Inside the string, only quotes and
-# backslashes are escaped.
+# RFC 9651 section 3.3.3: printable ASCII in double quotes, with only quotes and backslashes escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# The package ignores parameters after the string, so this pattern also accepts some invalid parameters. A parameter
-# value can be a string or a byte sequence. It can also be a text without quotes, which may contain nearly all visible
-# characters.
+# Parameters are ignored, and may therefore be slightly invalid. A value is a string, a byte sequence, or unquoted text
+# of nearly any visible characters.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")
@@ -31,29 +28,26 @@ _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 
 
 class InvalidKey(ValueError):
-    """This error means that a text is not a valid idempotency key. The message of the error says what is wrong with the
-    text.
-    """
+    """The text is no valid idempotency key; the message says why."""
 
 
 def gettext_noop(sentence: str) -> str:
-    """Mark a sentence for translators, and return the sentence unchanged.
+    """Mark a sentence for translators, and return it unchanged.
 
-    The module `engine.request.problems` translates the sentence later, because the modules of `engine.protocol` do not
-    import Django.
+    `engine.request.problems` translates it later, because `protocol` does not import Django.
     """
     return sentence
 
 
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
-    """Return the key from the value of a request header. Raises `InvalidKey` if the value contains no valid key.
+    """Return the key in a header's value, or raise `InvalidKey`.
 
-    A key in double quotes, such as `"abc"`, is a string of RFC 9651. Parameters after the key are ignored. Stripe and
-    Adyen use keys without quotes. The header values `abc` and `"abc"` contain the same key.
+    A key in double quotes is a string of RFC 9651, whose parameters are ignored. Stripe and Adyen send keys without
+    quotes, so `abc` and `"abc"` are the same key.
 
     Args:
-        value: the value of the header, as the server gives it to Django.
-        require_quoted: if True, a key without quotes is refused.
+        value: the header's value as Django received it.
+        require_quoted: whether to refuse a key without quotes.
     """
     if _BARE_KEY.fullmatch(value) and not require_quoted:
         return value  # nearly all keys have only letters, digits, hyphens and underscores
@@ -74,7 +68,7 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return the key if it has 1 to 255 visible ASCII characters. Otherwise, raise `InvalidKey`."""
+    """Return the key if it consists of 1 to 255 visible ASCII characters, else raise `InvalidKey`."""
     if not key.strip():
         raise InvalidKey(gettext_noop("It is empty."))
     if len(key) > MAX_LENGTH:
@@ -85,35 +79,28 @@ def check_key(key: str) -> str:
 
 
 def is_uuid(key: str) -> bool:
-    """Return whether a key is a UUID. Section 2.2 of the IETF draft recommends UUIDs as keys. Use `is_uuid` as
-    `KEY_VALIDATOR`.
-    """
+    """Return whether a key is a UUID, as section 2.2 of the IETF draft recommends. For use as `KEY_VALIDATOR`."""
     return _UUID.fullmatch(key) is not None
 
 
 def new_key() -> str:
-    """Return a new UUID of version 7. Endpoints with `late_keys="refuse"` accept only UUIDs of version 7 as keys."""
+    """Return a new UUID of version 7, the only kind that endpoints with `late_keys="refuse"` accept."""
     return str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | uuid4().int % 2**76))
 
 
 def check_dated(key: str) -> str:
-    """Return the key if it is a UUID of version 7. Otherwise, raise `InvalidKey`.
-
-    A UUID of version 7 contains the time at which it was made.
-    """
+    """Return the key if it is a UUID of version 7, which tells when it was made; else raise `InvalidKey`."""
     if is_uuid(key) and UUID(key).version == 7:
         return key
     raise InvalidKey(gettext_noop("It must be a UUID of version 7, which says when it was made."))
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return True if a UUID of version 7 is older than `ttl_seconds`. Also return True if the time in the UUID is in
-    the future.
+    """Return whether a UUID of version 7 is older than `ttl_seconds`, so that its row may be deleted already.
 
-    If a key is older than `ttl_seconds`, the row of the key is possibly deleted already. The first 48 bits of the UUID
-    are the time in milliseconds since 1970 (RFC 9562 section 5.7). The argument `now` is the database's time in seconds
-    since 1970, because the database also decides when a row expires. A time is a future time only if it is more than
-    `MAX_AHEAD` seconds later than the present time.
+    A time more than `MAX_AHEAD` seconds in the future counts as late, too. The first 48 bits are the milliseconds since
+    1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that clock also decides
+    when a row expires.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -1,15 +1,13 @@
-"""This module decides how to answer a request whose key is already stored.
+"""How is a request met whose key is stored already?
 
-A store reads the row of the key and calls the function `decide`. If the last attempt has failed or was abandoned, the
-store also calls the function `resumed`.
+A store reads the row and asks `decide`; about an attempt that failed or was abandoned, it also asks `resumed`.
 
 # Note [A committed claim without a lease]
-In atomic mode, one COMMIT stores a claim and its result. So in atomic mode, a committed row normally does not have the
-status IN_PROGRESS. But the work can end the transaction in which it runs, and can be interrupted after that. In this
-case, the row keeps the status IN_PROGRESS. For example, the work ends its transaction with a raw COMMIT, with DDL on
-MariaDB, or with `executescript` on SQLite. Everything that the work wrote before this COMMIT stays in the database, so
-a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to look at the data. If
-the outcome were `Conflicted`, the client would retry for ever.
+In atomic mode, one COMMIT stores a claim and its result, so that a committed row normally is no longer IN_PROGRESS. It
+stays so if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on MariaDB, or with
+`executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays in the database: a
+retry must not run the work again. Each retry is `InDoubt`, and a person has to look at the data. Were it `Conflicted`,
+the client would retry for ever.
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ from .outcomes import ClaimRequest, Resource, Snapshot
 
 
 class Status(StrEnum):
-    """This enum has the values of the column `status` in the key table. The enum `IdempotencyKey.Status` has the same
-    values, and also has labels for people.
-    """
+    """The values of the key table's `status`; `IdempotencyKey.Status` adds labels for people."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -36,15 +32,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
-    """A `StoredKey` has the content of one row that a store has read from the key table.
+    """The content of one row of the key table.
 
     Attributes:
-        expired: True if the key is treated as a new key. A key in progress or in doubt never expires.
-        lapsed: True if the row has a lease, and this lease is over.
-        unleased: True if the row is in progress and has no lease. See Note [A committed claim without a lease].
-        lease_left: the seconds until the lease is over. The number is 0 or negative after the end of the lease, and for
-            a row without a lease.
-        response: a function that decrypts the stored response of this row. This function is called only for a replay.
+        expired: whether the key counts as new. One in progress or in doubt never expires.
+        lapsed: whether the row's lease has expired.
+        unleased: whether the row is in progress without a lease. See Note [A committed claim without a lease].
+        lease_left: seconds until the lease expires; 0 or negative afterwards, and without a lease.
+        response: decrypts the stored response; called only for a replay.
     """
 
     id: int
@@ -67,28 +62,25 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The row has expired, so the key is as if never seen, and the request claims the row."""
+    """The row has expired: the key counts as never seen, and the request claims the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The last attempt failed or was abandoned. The store locks the row, and asks `resumed` about its doubts."""
+    """The last attempt failed or was abandoned: the store locks the row and asks `resumed` about its doubts."""
 
 
 Ruling = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
-    """Return the outcome of a request whose key is already stored. The function tests its rules from top to bottom.
-    The first rule that fits the request gives the outcome.
-    """
+    """Return what becomes of a request whose key is stored already: the first rule that fits decides."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # This row has the same hashes as the request, but a different caller, operation or key. So the request is
-        # refused, and the answer contains nothing from this row.
+        # The hashes match, but not the caller, operation or key. The refusal must show nothing of this row.
         return outcomes.Mismatched()
     if stored.expired:
-        # A dated key with an expired row is known to have run. A `ttl` that was raised since would call it young.
+        # A dated key with an expired row is known to have run; a `ttl` raised since would call it young.
         return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
@@ -103,8 +95,8 @@ class Doubt(NamedTuple):
     """A step that was started and has no result.
 
     Attributes:
-        recognizable: whether the other system would recognize another start of the call: each start carried the derived
-            key, and the first is young enough for the key to be remembered.
+        recognizable: whether the other system would recognize another start of the call: each earlier one carried the
+            derived key, and the first is young enough for that key to be remembered.
     """
 
     name: str
@@ -113,15 +105,14 @@ class Doubt(NamedTuple):
 
 
 def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) -> outcomes.Claimed | outcomes.InDoubt:
-    """Return the outcome of a request whose key has failed or is abandoned. The store must have locked the row.
+    """Return the outcome for a key that has failed or is abandoned, and whose row the store has locked.
 
-    A write in doubt is never repeated, because that would write twice. A call in doubt is repeated as the request's
-    `on_abandoned` allows; one that must not be holds the whole key, unless the project's `reconcile` is asked first.
+    A write in doubt is never repeated, because that would write twice. A call in doubt is repeated as far as
+    `on_abandoned` allows; one that may not be holds the whole key, unless the project's `reconcile` is asked first.
     """
     held = [doubt for doubt in doubts if not (doubt.is_call and (wanted.reconciles or _may_repeat(doubt, wanted)))]
     if held:
-        # The outcome `InDoubt` does not change the attempt number of the row. So if the worker of the previous attempt
-        # is still alive, that worker can still store the result of its call.
+        # `InDoubt` leaves the attempt number alone: the previous worker, if still alive, can store its call's result.
         unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and wanted.policy == "retry-keyed")
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource, unkeyed=unkeyed)
     return outcomes.Claimed(

@@ -1,1 +1,1 @@
-"""This package handles a request to a protected view. Read the function `pipeline.handle` first."""
+"""How is a request to a protected view handled? Read `pipeline.handle` first."""

@@ -1,7 +1,7 @@
-"""Which framework does an object come from, and how does the package meet this framework?
+"""Which framework does an object come from, and how does the package meet it?
 
-An `Adapter` is registered for each framework, under the name of the framework's package. It is imported when the
-package meets the first object of that framework, because the adapter imports the framework.
+Each framework has an `Adapter`, registered under the name of its package. The adapter imports the framework, which is
+why it is itself imported only when the first object of that framework is met.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ REGISTERED = {
 }
 
 RUNNING = "_idempotency_ninja"
-"""The attribute of a request that holds Django Ninja's running operation."""
+"""The request attribute that holds Django Ninja's running operation."""
 
 
 class Adapter:
-    """What the engine asks a framework. This class answers for plain Django, and is the base of the others."""
+    """What the engine asks a framework. This class answers for plain Django and is the base of the others."""
 
     # --- the request
 
@@ -41,23 +41,21 @@ class Adapter:
         return isinstance(candidate, HttpRequest)
 
     def django_request(self, request: Any) -> HttpRequest:
-        """Return Django's own request behind a request of the framework."""
+        """Return Django's own request behind the framework's."""
         return request  # type: ignore[no-any-return]
 
     caller = staticmethod(user_scope)
-    """Returns the scope of the caller whom the framework has authenticated, with the client that acts for it, or None.
-    """
+    """Returns the scope of the caller whom the framework has authenticated, with the client acting for it, or None."""
 
     payload = staticmethod(payload_of)
-    """Returns what the body contains, as the view will read it. Two equal payloads are the same request."""
+    """Returns the body's content as the view will read it. Two requests with equal payloads are the same."""
 
     # --- the response
 
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
-        """Make a response that can be stored from what the view has returned. A `TemplateResponse`, for example, is
-        rendered.
+        """Turn what the view has returned into a response that can be stored, rendering it if need be.
 
-        If the view has not returned a response, this method raises an error before the COMMIT.
+        If it has returned something else, raise here, before the COMMIT.
         """
         if isinstance(returned, HttpResponseBase):
             return returned.render() if hasattr(returned, "render") else returned
@@ -65,29 +63,28 @@ class Adapter:
         said = f"The view {call.view.__module__}.{name}"
         if inspect.iscoroutine(returned):
             returned.close()
-        # Django would check the response after the COMMIT, which would be too late. So this method checks the response
-        # before the COMMIT.
+        # Django would check this only after the COMMIT.
         BaseHandler().check_response(returned, call.view, said)
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {returned!r} instead.")
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return what the framework answers to an exception of the view, after the view's writes are rolled back.
+        """Return the framework's answer to an exception of the view, whose writes are rolled back already.
 
-        Plain Django answers None: the exception goes on to Django's own handlers.
+        None for plain Django: the exception goes on to Django's own handlers.
         """
         return None
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
-        """Ask the project's function `may_replay`, which gets the request and the URL's arguments."""
+        """Ask the project's `may_replay`, which is passed the request and the URL's arguments."""
         match_ = call.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", call.kwargs)
         return bool(synchronous(allowed)(call.asked_with, *args, **kwargs))
 
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
-        """Say in a header whether the response is a replay, and return the response.
+        """Set the header that tells replays apart, and return the response.
 
         Args:
-            own: True for the view's own response, which `response` or `answer` has made.
+            own: whether it is the view's own response, as `response` or `answer` returned it.
         """
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
@@ -95,13 +92,11 @@ class Adapter:
     # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Any]] | None:
-        """Return the HTTP method, the name and the declaration of each operation behind the callback of a URL. Return
-        None if the callback is a view itself: a function or a class.
-        """
+        """Return method, name and declaration of each operation behind a URL's callback, or None for a plain view."""
         return None
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
-        """Make a response from what `reconcile` has returned in a recovery, for the protected callable `target`."""
+        """Return the response for what `reconcile` returned while the protected callable `target` was recovered."""
         return returned  # type: ignore[no-any-return]
 
 

@@ -1,13 +1,12 @@
 """What takes the place of Django's ATOMIC_REQUESTS around a protected view?
 
 # Note [How the package replaces ATOMIC_REQUESTS]
-With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. If the package claimed a key inside this
-`atomic()` block, the package would only open a savepoint. Then the package could not notice that Django's COMMIT
-failed. So the package opens the transaction, and Django does not open a transaction. A protected callback has the
-attribute `_non_atomic_requests`. Because of this attribute, Django opens no transaction in the database of the key
-table. If a request is not protected, the package opens `atomic(alias)` in place of Django.
-Django refuses `async def` views under ATOMIC_REQUESTS. For those that are protected, the package does the same: without
-the transaction, a request that fails in the middle would leave a half.
+With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key claimed in there would be claimed in a
+savepoint, and a COMMIT that fails after it would go unnoticed. The package therefore opens the transaction instead of
+Django: the attribute `_non_atomic_requests` of a protected callback keeps Django from opening one in the database of
+the key table, and requests that are not protected run in an `atomic(alias)` that the package opens in Django's place.
+Django refuses `async def` views under ATOMIC_REQUESTS. The attribute lifts that refusal, and the package runs them in
+such a transaction, too: without it, a request that fails in the middle would leave half of its writes.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ from ..stores import alias_of
 
 
 class TakenOver(set[str]):
-    """The attribute `_non_atomic_requests` of a protected view is an instance of this class. If the set contains the
-    alias of a database, Django opens no transaction in this database.
+    """The `_non_atomic_requests` of a protected view: the aliases in which Django opens no transaction.
 
-    See Note [How the package replaces ATOMIC_REQUESTS]. The set stores the aliases that the project has excluded with
-    `non_atomic_requests`. The method `__contains__` also returns True for the database of the key table. The set does
-    not store the alias of this database, because a router can choose a different database for each request. Another
-    reason is that the settings are not always ready when Python imports the view.
+    See Note [How the package replaces ATOMIC_REQUESTS]. What the set stores are the aliases that the project excluded
+    with `non_atomic_requests`. The alias of the key table is computed instead, because a router may choose another one
+    for each request, and because the settings are not always ready when the view is imported.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -40,7 +37,7 @@ class TakenOver(set[str]):
         self.layers = layers
 
     def alias(self) -> str | None:
-        """Return the alias that is taken over. A view with `backend` has none: it must not be in a transaction."""
+        """Return the alias that is taken over; None for a view with `backend`, which must not be in a transaction."""
         options = resolve(*self.layers())
         return None if options.backend else alias_of(options)
 
@@ -54,7 +51,7 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """Return a transaction like the transaction that Django would open for an unprotected view."""
+    """Return the transaction that Django would have opened, had the view not been protected."""
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()
@@ -64,25 +61,26 @@ def as_django_would(request: Any) -> AbstractContextManager[Any]:
 
 
 def _callback(request: Any) -> Any:
-    # In some tests, `resolver_match` has no attribute `func`.
+    # Some tests set a `resolver_match` without `func`.
     return getattr(getattr(request, "resolver_match", None), "func", None)
 
 
 def refuse_asynchronous(request: Any) -> None:
-    """Raise an error if the `dispatch` of an asynchronous class is decorated, and Django would refuse the view."""
+    """Raise if `dispatch` of an asynchronous class is decorated where Django would refuse the view."""
     callback = _callback(request)
     if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
         raise IdempotencyConfigurationError(
             f"{callback.__qualname__} has `async def` handlers, and dispatch() only makes their coroutine: the "
-            "transaction of ATOMIC_REQUESTS is over when that runs. Use IdempotencyMixin, no decorator on dispatch()."
+            "transaction of ATOMIC_REQUESTS would end before that runs. Use IdempotencyMixin instead of decorating "
+            "dispatch()."
         )
 
 
 async def awaited_as_django_would(request: Any, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Await an `async def` view in the transaction of `as_django_would`.
 
-    Django itself refuses ATOMIC_REQUESTS for such views, and our mark removes that refusal. The view runs as a
-    protected one does: see `in_thread`.
+    Django refuses ATOMIC_REQUESTS for such views, but our mark lifts that refusal. The view runs as a protected one
+    does: see `in_thread`.
     """
     transaction_ = as_django_would(request)
     if isinstance(transaction_, nullcontext):

@@ -1,6 +1,4 @@
-"""This module makes the scope of a request. The scope is a text that identifies the caller. Two callers with different
-scopes never share a key or a response.
-"""
+"""Who sent a request? The answer is its scope: callers with different scopes never share a key or a response."""
 
 from __future__ import annotations
 
@@ -34,16 +32,15 @@ SCHEMES = frozenset(
         *("private-token", "ssws", "token", "x-api-key"),
     }
 )
-"""Authorization schemes, in lower case, whose value is the same in a request and in its retry. With other schemes, such
-as Digest, DPoP and HMAC signatures, a retry has a new value, so the retry would look like another caller."""
+"""Authorization schemes, in lower case, whose value a retry repeats. With others, such as Digest, DPoP and HMAC
+signatures, it changes, and the retry would look like another caller."""
 PLACEHOLDERS = frozenset({"", "null", "undefined", "none", "og=="})
-"""What clients send in place of a credential that they don't have, in lower case. `Og==` is Basic's empty name and
-password."""
+"""What clients send, in lower case, for want of a credential. `Og==` is Basic's empty name and password."""
 ANONYMOUS = "anonymous"
 DJANGO_AUSER = "django.contrib.auth.middleware"
-"""The module of the `auser` that Django sets beside `request.user`, and that finds the same user."""
+"""The module of Django's own `auser`, which finds the same user as `request.user`."""
 ACCESS_TOKENS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
-"""The models whose rows are access tokens: a client gets a new row before a retry, so the row is not the caller."""
+"""Models of access tokens. A client may get a new one before a retry, so the row doesn't identify the caller."""
 CLIENTS = ("application", "client")
 """What OAuth packages call the foreign key, or the model, of the client that a token was issued to."""
 logger = logging.getLogger("django_idempotency")
@@ -51,16 +48,13 @@ _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
 
 def user_scope(request: Any) -> str | None:
-    """Return the scope of the user whom Django or a middleware has authenticated, or None.
-
-    To load the user, Django or the project can run queries.
-    """
+    """Return the scope of the user whom Django or a middleware has authenticated, or None. May run queries."""
     user = getattr(request, "user", None)
     if user is None or not is_authenticated(user):
         auser = getattr(request, "auser", None)
         if auser is None or getattr(getattr(auser, "func", None), "__module__", "") == DJANGO_AUSER:
             return None
-        # An asynchronous middleware may set only this, and `login_required` of an `async def` view asks only this.
+        # All that an asynchronous middleware may set, and all that `login_required` asks for an `async def` view.
         user = synchronous(auser)()
         if not is_authenticated(user):
             return None
@@ -68,7 +62,7 @@ def user_scope(request: Any) -> str | None:
 
 
 def with_client(caller: str, request: Any) -> str:
-    """Return the scope of a caller, and of the client that acts for it in this request."""
+    """Return the scope of a caller and of the client that acts for it in this request."""
     client = _client(request)
     return caller if client is None else acting_for(caller) + client
 
@@ -76,17 +70,16 @@ def with_client(caller: str, request: Any) -> str:
 def scope_of(
     request: Any, options: Options, caller: Callable[[Any], str | None] = user_scope, *, default: bool = False
 ) -> str:
-    """Return the scope of the caller who has sent this request.
+    """Return the scope of the caller who sent this request.
 
     Args:
-        request: the request that option callables get.
+        request: the request that option callables are called with.
         options: the resolved options.
         caller: returns the scope of the caller whom the framework has authenticated, or None.
         default: ignore the project's `scope=`.
 
     Raises:
-        IdempotencyConfigurationError: the project's `scope=`, or the project's user object, does not identify the
-            caller.
+        IdempotencyConfigurationError: the project's `scope=` or user object does not identify the caller.
         Refused: the caller cannot be told apart.
     """
     if options.scope is not None and not default:
@@ -103,12 +96,13 @@ def scope_of(
 
 
 def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
-    """Return the scope that the request has without the project's `scope=`. Inside of a `scope=` function, `anonymous`
-    is the endpoint's, elsewhere the project's.
+    """Return the scope that the request has without the project's `scope=`.
+
+    Inside a `scope=` function, `anonymous` is the endpoint's, elsewhere the project's.
 
     Raises:
-        IdempotencyConfigurationError: as `scope_of`.
-        PermissionDenied: the caller cannot be told apart, and this is not inside of a `scope=` function.
+        IdempotencyConfigurationError: as `scope_of` does.
+        PermissionDenied: the caller cannot be told apart, outside of a `scope=` function.
     """
     options = _asked_for.get()
     try:
@@ -120,11 +114,10 @@ def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
 
 
 def is_authenticated(user: Any) -> bool:
-    """Return whether this user is authenticated. The argument `user` can be any object, because an authenticator can
-    return an object of any class.
+    """Return whether a user, which may be whatever an authenticator returned, is authenticated.
 
     Raises:
-        IdempotencyConfigurationError: the object has no `is_authenticated`.
+        IdempotencyConfigurationError: it has no `is_authenticated`.
     """
     if user is None:
         return False
@@ -137,21 +130,20 @@ def is_authenticated(user: Any) -> bool:
 
 
 def authenticated_scope(request: Any, authenticator: str = "") -> str:
-    """Return the scope of `request.auth`, and of the client that acts for it. See `auth_scope`."""
+    """Return the scope of `request.auth` and of the client that acts for it. See `auth_scope`."""
     scope = auth_scope(request.auth, authenticator)
     # A user says nothing about the client, which another token of the request may name; a token is looked at already.
     return with_client(scope, request) if hasattr(request.auth, "is_authenticated") else scope
 
 
 def auth_scope(auth: Any, authenticator: str = "") -> str:
-    """Return the scope for `request.auth`. An authenticator of the REST framework or of Django Ninja has set
-    `request.auth` to a token, a user or a model instance.
+    """Return the scope for `request.auth`: a token, a user or a model instance set by the framework's authenticator.
 
     Args:
-        authenticator: the name of the authenticator, if another authenticator can set an equal text for another caller.
+        authenticator: its name, if another authenticator can set an equal text for another caller.
 
     Raises:
-        IdempotencyConfigurationError: the object does not identify the caller, so all callers would share one scope.
+        IdempotencyConfigurationError: the object does not identify the caller, so that all would share one scope.
     """
     if isinstance(auth, str) and auth:
         return credential_scope("auth", f"{authenticator}\n{auth}" if authenticator else auth)
@@ -163,33 +155,33 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     if _is_access_token(auth):
         return _token_scope(auth)
     scope = scope_of_user(auth)
-    # In some models, the primary key is a secret, for example in the REST framework's model `Token` and in Django's
-    # model `Session`.
+    # Some primary keys are secrets, such as those of the REST framework's `Token` and of Django's `Session`.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
 
 
 def _token_scope(token: Model) -> str:
-    """Return the scope for an OAuth 2 access token. No query runs. The scope contains the token's client, the token's
-    user, or both.
+    """Return the scope of an OAuth 2 access token: its client, its user, or both. Runs no query.
 
-    The scope does not contain the primary key of the token, because a client sometimes gets a new token before a retry.
+    The token's primary key is left out, because a client may get a new token before a retry.
 
     Raises:
-        IdempotencyConfigurationError: the token belongs to no client and no user.
+        IdempotencyConfigurationError: the token belongs to neither.
     """
     client, user = client_of(token), _owner(token, token._meta.get_field("user"))
     if client is None and user is None:
         raise IdempotencyConfigurationError(
-            f"request.auth is a {token._meta.label} of no application and no user, and a new token would be another "
-            "caller. Pass scope=callable(request)."
+            f"request.auth is a {token._meta.label} that belongs to no application and no user, and a new token would "
+            "be another caller. Pass scope=callable(request)."
         )
     return acting_for(user) + client if client and user else str(client or user)
 
 
 def _client(request: Any) -> str | None:
-    """Return a text that identifies the OAuth client that acts for the user, or None. Two clients of one user are two
-    callers, so this looks wherever a token can be: what the framework or the middleware has kept, then the header.
+    """Return a text that identifies the OAuth client acting for the user, or None.
+
+    Two clients of one user are two callers. Their token is looked for in all places: where the framework or a
+    middleware keeps it, then in the header.
     """
     for name in ("auth", "access_token"):  # the second is set by OAuth2ExtraTokenMiddleware
         token = getattr(request, name, None)
@@ -202,15 +194,17 @@ def _client(request: Any) -> str | None:
         return client
     if not apps.is_installed("oauth2_provider"):
         return None
-    # Some authenticators and middlewares set only the user, and do not keep the token.
+    # Some authenticators and middlewares set the user only, and don't keep the token.
     backends = import_module("oauth2_provider.oauth2_backends")
     _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
     return client_of(getattr(verified, "access_token", None))
 
 
 def client_of(token: Any) -> str | None:
-    """Return a text that identifies the client that a token names: a row with a foreign key to a client, the claims of
-    a JWT, or the JWT itself, whose signature whoever has authenticated the user has checked. No query runs.
+    """Return a text that identifies the client that a token names, or None. Runs no query.
+
+    A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself, whose signature was checked
+    by whoever has authenticated the user.
     """
     if hasattr(token, "is_authenticated"):
         return None  # a user, whose own foreign keys say nothing about a token
@@ -228,7 +222,7 @@ def client_of(token: Any) -> str | None:
 
 
 def _claims(token: str) -> Any:
-    """Return the claims of a JWT, without checking its signature, or None if the text is no JWT."""
+    """Return the claims of a JWT, its signature unchecked, or None if the text is none."""
     _, _, rest = token.partition(".")
     payload, dot, _ = rest.partition(".")
     try:
@@ -238,77 +232,67 @@ def _claims(token: str) -> Any:
 
 
 def _owner(row: Model, field: Any) -> str | None:
-    """Return a text that identifies the target row of a foreign key. If the foreign key is empty, return None. The text
-    contains the name of the foreign key. The text also contains the model and the primary key of the target row.
-    """
+    """Return the name of a foreign key with model and primary key of its target, or None if it is empty."""
     value = getattr(row, field.attname)
     return None if value is None else f"{field.name}:{_place(field.related_model, row)}:{value}"
 
 
 def _is_access_token(auth: Any) -> bool:
-    """Return whether an object is an access token of an OAuth package. The project can have its own model for these
-    tokens.
+    """Return whether an object is an OAuth package's access token, or a project's own model of one.
 
-    This function compares only the names of classes, so it imports none of the packages.
+    Comparing the names of classes imports none of the packages.
     """
     return any((base.__module__, base.__name__) in ACCESS_TOKENS for base in auth.__class__.__mro__)
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the scope that a user has if the option `scope` is not set. No query runs.
+    """Return the scope that a user has if the option `scope` is not set, for `forget` and `forget_scope`.
+
+    Runs no query.
 
     Args:
         user: for example `request.user`.
 
-    Returns:
-        The scope, as an argument for `forget` and `forget_scope`.
-
     Raises:
-        IdempotencyConfigurationError: for a user without a primary key.
+        IdempotencyConfigurationError: the user has no primary key.
     """
     primary_key = getattr(user, "pk", None)
     if primary_key is None:
         raise IdempotencyConfigurationError(
             f"the authenticated user {user!r} has no primary key to identify it. Pass scope=callable(request)."
         )
-    # Django wraps the user in a lazy object. So type(user) would be the class of the wrapper, but user.__class__ is the
-    # class of the user.
+    # Not `type(user)`: Django wraps the user in a lazy object.
     kind = user.__class__
     place = _place(kind, user) if issubclass(kind, Model) else f"{kind.__module__}.{kind.__qualname__}"
     return f"user:{place}:{primary_key}"
 
 
 def acting_for(account: str) -> str:
-    """Return a prefix for scopes. If an OAuth client acts for this account, the client's scope begins with the prefix.
-    The scopes of other accounts do not begin with the prefix.
+    """Return the prefix of the scopes of OAuth clients that act for this account, and of no other.
 
-    The column `scope` has an index, so a query can quickly find all scopes with a certain prefix.
+    The column `scope` has an index, which makes a query by prefix fast.
     """
     return f"for:{quote(account, safe=':/.@')}+"
 
 
 def _place(model: Any, row: Model) -> str:
-    """Return a text that names the model of a row. If the row is not in the default database, the text also contains
-    the database alias.
+    """Return the model of a row, with the alias of its database where that is not the default.
 
-    The alias is needed because users in different databases can have the same primary key.
+    Users in different databases can share a primary key.
     """
-    # A proxy model and its concrete model have the same rows. So the scope of an account must be the same for both
-    # models.
+    # A proxy model has the rows of its concrete model, and an account the same scope in both.
     label: str = model._meta.concrete_model._meta.label
-    # The scope contains the alias of the database that Django uses for writes. A read can use a replica, and a retry
-    # can use another replica.
+    # The write alias, because reads can use a replica, and a retry another one.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
 def _credential(request: Any, options: Options) -> str:
-    """Return a scope that contains a hash of the client's credentials. So the key table does not contain the
-    credentials.
+    """Return a scope with a hash of the client's credentials, which the key table must not contain.
 
     Raises:
-        Refused: nothing identifies the caller, and `anonymous` is "refuse"; or the scheme of the Authorization header
-            is not on the list.
+        Refused: nothing identifies the caller and `anonymous` is "refuse", or the scheme of the Authorization header is
+            not on the list.
     """
     conf, sent, identified = get_settings(), {}, False
     for header in conf.credential_headers:
@@ -319,18 +303,16 @@ def _credential(request: Any, options: Options) -> str:
             sent[header.lower()] = value
             # What every browser of a shop sends tells shops apart, but not their visitors.
             identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
-    # This code makes one hash of all credentials in the request. For example, two tenants can use one gateway. Both
-    # tenants send the same Authorization header, but different API keys. A line feed separates the header values,
-    # because no header value can contain a line feed.
+    # One hash of all credentials: tenants behind one gateway may send the same Authorization header and differ in their
+    # API keys. No header value can contain the line feed between them.
     if not identified:
         if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
             sent["csrf"], identified = secret, True
-        # The scope uses the session cookie that the client has sent, and not the key of `request.session`. A response
-        # can set a new session cookie, but perhaps the client never receives this response. Then the client's retry
-        # contains the old cookie.
+        # The cookie that the client sent, not the key of `request.session`: if the response that sets a new one is
+        # lost, the retry carries the old one.
         elif session := request.COOKIES.get(django_settings.SESSION_COOKIE_NAME):
             engine = import_module(django_settings.SESSION_ENGINE)
-            # A signed cookie contains the session's data, so each change of the data changes the cookie.
+            # A signed cookie contains the session's data, and changes with it.
             if not issubclass(engine.SessionStore, signed_cookies.SessionStore):
                 sent["session"], identified = session, True
     if not identified and options.anonymous == "refuse":
@@ -339,13 +321,11 @@ def _credential(request: Any, options: Options) -> str:
 
 
 def _authorization(value: str) -> str:
-    """Return the value of the `Authorization` header. The scheme in the result is in lower case. If the value has a
-    known scheme and no credential, return an empty string.
-    """
+    """Return an `Authorization` header's value with its scheme in lower case; empty if it holds no credential."""
     first, *rest = value.split(maxsplit=1)
     scheme = first.lower()
     if not rest:
-        return "" if scheme in SCHEMES else first  # the header contains a token without a scheme
+        return "" if scheme in SCHEMES else first  # a token without a scheme
     if scheme not in SCHEMES:
         raise Refused(credential_refused())
     return "" if rest[0].lower() in PLACEHOLDERS else f"{scheme} {rest[0]}"
@@ -354,24 +334,23 @@ def _authorization(value: str) -> str:
 def _form_secret(request: Any) -> str | None:
     """Return the CSRF secret of a browser, or None if Django has checked none for this request.
 
-    A browser gets the CSRF secret together with a form, before the user sends the form. But often the user sends the
-    form without a session cookie, and the server sets this cookie only in its response. The scope does not contain the
-    session cookie. Otherwise, a second click on the form would have another scope, as if another caller had clicked.
+    A browser gets it together with the form, but often gets its first session cookie only in response to that form: by
+    that cookie, a second click would seem to come from another caller.
     """
     if getattr(request, "_dont_enforce_csrf_checks", False):
         return None
     if django_settings.CSRF_USE_SESSIONS or django_settings.CSRF_COOKIE_NAME not in request.COOKIES:
-        return None  # if CSRF_USE_SESSIONS is True, the browser gets the session cookie together with the form
+        return None  # with CSRF_USE_SESSIONS, the session cookie comes with the form
     secret: str | None = request.META.get("CSRF_COOKIE")
     return secret
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """Return a scope that contains a hash of a secret value. All callers with the same value have the same scope."""
+    """Return a scope with the hash of a secret value, shared by all callers who send it."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 
-@lru_cache(maxsize=1024)  # each operation writes this warning only once, so clients cannot fill the log
+@lru_cache(maxsize=1024)  # once for each operation, so that clients cannot fill the log
 def warn_of_scheme(operation: str) -> None:
     with harmless():
         logger.warning(

@@ -1,4 +1,4 @@
-"""What was called: one call of a protected view, before anything is known about its key."""
+"""What was called: one call of a protected view, before its key is known."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Call:
 
     Args:
         request: Django's request.
-        asked_with: the request object that is passed to the project's own callables (`scope`, `key`, …).
-        view, args, kwargs: the unprotected view and the arguments of the view.
+        asked_with: the request that the project's own callables (`scope`, `key`, …) are called with.
+        view, args, kwargs: the unprotected view and its arguments.
         options: the resolved options, in which every option has a value.
     """
 
@@ -42,17 +42,14 @@ class Call:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # A middleware can write `request.method` in lower case, and Django's views accept lower case.
+        # A middleware may have written it in lower case, which Django's views accept.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
-        """Return the name of the operation. By default, the name is the HTTP method and the route of the request.
-
-        The route is a pattern such as `orders/<int:pk>/`, without the values of its arguments.
-        """
+        """Return the operation's name: by default the HTTP method and the route, such as `orders/<int:pk>/`."""
         if self.options.operation is not None:
             return self.options.operation
-        # Some tests and middlewares set their own `request.resolver_match`, which has no route.
+        # Some tests and middlewares set a `resolver_match` of their own, without a route.
         route = getattr(self.request.resolver_match, "route", None)
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
@@ -63,11 +60,11 @@ class Call:
         return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Read the response, and decide what happens to the view's writes and to the key."""
+        """Decide by the response what happens to the view's writes and to the key."""
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
-                # `LocaleMiddleware` would do it, too, but a replay would get the language of the second request.
+                # `LocaleMiddleware` would set it as well, but for a replay in the language of the second request.
                 response.headers.setdefault("Content-Language", language)
             return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")

@@ -1,21 +1,17 @@
-"""This module makes the fingerprints of requests. Each fingerprint has 32 bytes.
-
-A retry must have the same fingerprint as the first request with the same key.
+"""What makes two requests equal? A retry has the same fingerprint, of 32 bytes, as the first request with its key.
 
 # Note [The comparison uses the data that Django has read]
 The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. Django fills them for POST only; with
-other methods, the package parses `request.body` in the same way. For all other requests, the package computes the
-fingerprint from `request.body`. Django keeps `request.body`, so a view or a parser can read the body again. But the
-stream of a multipart form can be read only once, and the package reads the stream before the view runs. So if a view
-reads the stream of a form directly, the view needs the option `fingerprint=`. A view that sets upload handlers also
-needs the option `fingerprint=`.
+other methods, the package parses `request.body` in the same way. For all other requests, the fingerprint is made of
+`request.body`, which Django keeps, so that a view or a parser can read it again. The stream of a multipart form, in
+contrast, can be read only once, and has been read before the view runs: a view that reads it directly, or that sets
+upload handlers, needs the option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are converted into dicts, lists, texts and numbers. The names in each dict are sorted. Python's function
-`ascii()` makes a text from this data, and the fingerprint is a hash of the text. So the order of the names in a request
-does not change the fingerprint. White space between JSON values also does not change the fingerprint. In every Python
-version, `ascii()` returns the same text for the same value. The fingerprint of an uploaded file is made from a tuple.
-JSON has no tuples, so JSON data can never get the same fingerprint as a file.
+JSON and forms are converted into dicts, lists, texts and numbers, with the names in each dict sorted. The fingerprint
+is a hash of what `ascii()` makes of that, which is the same in every Python version. Neither the order of names nor
+white space between JSON values changes it. Uploaded files become tuples: JSON has none, so that no JSON can have the
+fingerprint of a file.
 """
 
 from __future__ import annotations
@@ -49,47 +45,42 @@ from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
-"""A larger JSON or form body is not parsed here. Instead, its bytes are compared. Parsing needs much memory: up to 85
-times the size of a form (`%41%41…`), and 40 times the size of JSON. So a body of 128 KiB needs at most 11 MiB and 20
-ms, but the 2.5 MiB that Django accepts would need 200 MiB. This limit is not a setting, because with a changed limit a
-retry would get another fingerprint.
+"""A larger JSON or form body is compared by its bytes, because parsing takes memory: up to 85 times the size of a form
+(`%41%41…`) and 40 times that of JSON. For 128 KiB, that is at most 11 MiB and 20 ms; for the 2.5 MiB that Django
+accepts, it would be 200 MiB. The limit is no setting, because a retry after a change would get another fingerprint.
 """
 REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, time)
-"""Types of URL arguments that have the same text in each process. A converter can return any other object, too."""
+"""Types of URL arguments with the same text in each process. A converter can return any other object, too."""
 CSRF_FIELD = "csrfmiddlewaretoken"
-"""The CSRF token is new in each page, so the token is left out when requests are compared."""
+"""Each page has a new CSRF token, which is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
 BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
-"""How a body begins that is still encoded so. A brotli has no such mark: set CONTENT_LENGTH where you decompress it."""
+"""How a body begins while it is still encoded. Brotli has no such mark: set CONTENT_LENGTH where you decompress it."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
-"""Django's own errors while it reads a form. After such an error, Django shows an empty body to the view."""
+"""Django's own errors while it reads a form, after which it shows the view an empty body."""
 
 
 Reader = Callable[[Any, Options, str], Any]
 
 
 class Unparsable(Exception):
-    """If this exception is raised, the package compares the bytes of the body, and not its parsed data.
+    """There is no parsed data to compare, so the bytes are compared.
 
-    For example, a request has the content type JSON, but its body is not valid JSON. But some views can read such a
-    body, so the package does not refuse the request.
+    A body declared as JSON need not be JSON, and isn't refused, because some views can read it all the same.
     """
 
 
 def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> bytes:
-    """Return the fingerprint of a request.
+    """Return the fingerprint of a request: of its target always, of query and payload what the option says.
 
-    It covers the target of the request always, and of the query and the payload what the option `fingerprint` says. See
-    Note [The comparison uses the data that Django has read].
-
-    The version of this method is also an input of each fingerprint's hash. So if the method changes in a new version of
-    the package, new fingerprints are always different from old fingerprints.
+    See Note [The comparison uses the data that Django has read]. Each way of making it has a version, which is hashed,
+    too, so that fingerprints made in a new way never equal old ones.
 
     Args:
         request: Django's request.
         options: the resolved options.
-        asked_with: the request that option callables get.
+        asked_with: the request that option callables are called with.
         read: reads the body as the view's framework does: `payload_of`, where it has no parsers of its own.
 
     Raises:
@@ -99,8 +90,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     """
     chosen = options.fingerprint
     method = (request.method or "").upper()
-    # In some projects, a middleware chooses a different URLconf for each host. Then the same path can lead to different
-    # views. So the name of the URLconf is a part of the fingerprint.
+    # A middleware may choose a URLconf for each host, and the same path then leads to different views.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -124,11 +114,12 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 
 
 def _captured(request: HttpRequest, operation: str) -> str:
-    """Return the arguments of the URL, which are the target of an operation with a name of its own: its keys survive a
-    renamed route, and a key of one object is never answered with the response of another object.
+    """Return the URL's arguments, the target of an operation with a name of its own.
 
-    The path is the target if an argument has no text that a retry repeats. It also is if the name is the one that the
-    operation had without the option: a project gives it that name to find the keys that are already stored.
+    Its keys survive a renamed route, and a key of one object is never answered with the response of another.
+
+    The path is the target instead if an argument has no text that a retry repeats, and if the name is the one that the
+    operation had without the option, which a project sets to find the keys already stored.
     """
     match_: Any = request.resolver_match
     args, kwargs = getattr(match_, "args", None), getattr(match_, "kwargs", None)
@@ -141,11 +132,9 @@ def _captured(request: HttpRequest, operation: str) -> str:
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return a text with the parameters of the content type. The text also contains the name of the charset that Django
-    uses to decode the body.
+    """Return the content type's parameters and the charset that Django decodes the body with, as a text.
 
-    The text does not contain the boundary of a form, because each retry has a new boundary. If the content type has no
-    charset, the text contains the name of Django's default charset.
+    The boundary is left out, because each retry has a new one. Without a charset, Django's default takes its place.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -157,7 +146,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 
 
 def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any:
-    """Return the parsed body if the body is JSON or a form. Otherwise, return a hash of the body's bytes."""
+    """Return the parsed body if it is JSON or a form, else a hash of its bytes."""
     if content_type == MULTIPART and request.method == "POST":
         return _form(request, partial(_djangos_form, request))
     stream = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces it
@@ -166,7 +155,7 @@ def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        raise _consumed() from None  # other code has already read the stream of the request
+        raise _consumed() from None  # by other code, before the view
     _refuse_incomplete(request, stream, empty=not body)
     try:
         return _patched(request, body) if content_type == MULTIPART else _value(content_type, body)
@@ -175,13 +164,13 @@ def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any
 
 
 def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[[], Any]) -> Any:
-    """Return the body as `payload_of` does, where the view gets what a parser of its framework has made of it.
+    """Return the body as `payload_of` does, for a view that gets it from a parser of its framework.
 
     Args:
-        parsed: returns the data of that parser, or raises `Unparsable`.
+        parsed: returns that parser's data, or raises `Unparsable`.
     """
     if content_type == MULTIPART:
-        with suppress(Unparsable):  # if the view has no parser for forms, `request.body` is read instead
+        with suppress(Unparsable):  # without a parser for forms, `request.body` is read instead
             return _form(request, lambda: plain(parsed()))
     body: bytes | None = None
     stream = getattr(request, "_stream", None)
@@ -190,7 +179,7 @@ def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        pass  # the parser has already read the stream, so its data is compared
+        pass  # the parser has read the stream already, and its data is compared
     _refuse_incomplete(request, stream, empty=not body)
     try:
         return _read_by_framework(content_type, body, parsed())
@@ -201,16 +190,11 @@ def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[
 
 
 def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
-    """Return the fields and the file contents of a multipart form.
-
-    The package reads each file in pieces, and makes a hash of its content. After that, `seek(0)` sets the file back to
-    its beginning, so that the view can read the file.
-    """
+    """Return the fields and file contents of a multipart form, whose files the view can still read."""
     try:
         form = read()
     except (LookupError, ValueError) as error:
-        # Python raises this error if it does not know the charset of the form. Python also raises this error if the
-        # charset is a codec that does not return text.
+        # The form's charset is unknown to Python, or a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     _refuse_incomplete(request, getattr(request, "_stream", None), empty=not form)
     return form
@@ -218,8 +202,8 @@ def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
 
 def _djangos_form(request: HttpRequest) -> Any:
     form = _grouped(request.POST, request.FILES)
-    # When Django parses a form, Django makes the list of upload handlers immutable. So if the list is mutable, Django
-    # has not parsed the form. If the list is mutable and the form is empty, other code has already read the stream.
+    # Django makes the list of upload handlers immutable when it parses a form. An empty form with a mutable one means
+    # that other code has read the stream.
     if not form and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     return form
@@ -228,7 +212,7 @@ def _djangos_form(request: HttpRequest) -> Any:
 def _patched(request: HttpRequest, body: bytes) -> Any:
     """Return the content of a multipart form that Django does not parse, because the method is not POST.
 
-    The request keeps its own handlers, so the view can read the form in its own way.
+    The request keeps its own handlers, with which the view can read the form in its own way.
     """
     handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
     try:
@@ -254,17 +238,15 @@ def _consumed() -> IdempotencyConfigurationError:
 
 
 def _refuse_incomplete(request: Any, stream: Any, *, empty: bool) -> None:
-    """Refuse a request with an incomplete body: a retry with the whole body would have a different fingerprint.
+    """Refuse an incomplete body, since a retry with the whole one would have another fingerprint.
 
-    For example, the client closes the connection in the middle of the body. Then Gunicorn gives the incomplete body to
-    Django without an error.
+    Gunicorn, for example, passes one on without an error when the client closes the connection in the middle.
     """
-    # Some test clients and servers set CONTENT_LENGTH to a number, and not to a text.
+    # Some test clients and servers set CONTENT_LENGTH to a number.
     said = str(request.META.get("CONTENT_LENGTH", ""))
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        # Under WSGI, Django reads a chunked body as an empty body. So two different chunked bodies would have the same
-        # fingerprint.
+        # Django reads it as empty under WSGI, and two different bodies would be equal.
         raise Refused(length_required())
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
@@ -272,13 +254,13 @@ def _refuse_incomplete(request: Any, stream: Any, *, empty: bool) -> None:
         encoded = "HTTP_CONTENT_ENCODING" in request.META
         received = length if encoded and _decompressed(request) else len(request.body)
     else:
-        return  # under ASGI, Django gets a form only after the server has received the whole form
+        return  # under ASGI, Django gets a form only when the server has received all of it
     if received < length:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
 
 
 def _decompressed(request: Any) -> bool:
-    """Return whether a middleware has decompressed the body, and has left the length of the compressed one."""
+    """Return whether a middleware has decompressed the body and left the length of the compressed one."""
     encoding = request.META["HTTP_CONTENT_ENCODING"].lower().removeprefix("x-")
     begins = BEGINS.get(encoding, b"")
     return not begins.startswith(request.body[: len(begins)])
@@ -288,16 +270,14 @@ def _decompressed(request: Any) -> bool:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """If the body is JSON or a form, return the data of the framework's parser. So the package does not parse the body
-    a second time.
+    """Return the data of the framework's parser if the body is JSON or a form, which saves parsing it again.
 
-    For other content types, the package does not use the parsed data, because a parser can return objects of any kind
-    and size. For example, a YAML parser can make millions of values from a few bytes.
+    Other parsers return objects of any kind and size: one for YAML can make millions of values from a few bytes.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
-        raise Unparsable  # some parsers return no data, so the view reads the body itself
+        raise Unparsable  # some parsers return no data, and the view reads the body itself
     try:
         return plain(data)
     except (TypeError, RecursionError) as error:
@@ -306,16 +286,14 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # A large body is not parsed here, because the parser would need seconds of time and hundreds of megabytes of
-        # memory.
+        # It could take seconds and hundreds of megabytes.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
             return _DECODER.decode(text)
         if content_type == FORM:
-            # In latin-1, each byte becomes one character. So different bytes stay different, and the charset of the
-            # form does not matter.
+            # In latin-1 each byte is one character: different bytes stay different, whatever the charset.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
@@ -323,10 +301,7 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """If a number in the JSON is not an integer, this class keeps the text that the client has sent for the number.
-
-    If Python converted such texts to floats, two different numbers could become equal.
-    """
+    """A JSON number that is no integer, as the client wrote it: as floats, two different ones could be equal."""
 
     __slots__ = ()
 
@@ -338,8 +313,7 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     pairs.sort(key=itemgetter(0))
     value = dict(pairs)
     if len(value) != len(pairs):
-        # If a JSON object has the same name twice, some parsers use the first value of this name, and other parsers use
-        # the last value.
+        # A name twice in one object: some parsers use its first value, others the last.
         raise Unparsable
     return value
 
@@ -348,12 +322,11 @@ _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
-    """Convert a value from a framework's parser into plain data such as dicts and lists. Two different values are
-    always converted into different plain data.
+    """Turn a value from a framework's parser into dicts, lists and the like; different values stay different.
 
     Raises:
         TypeError: for an object that is not JSON, a file, bytes or a Decimal.
-        RecursionError: for a value that is nested too deeply.
+        RecursionError: for a value nested too deeply.
     """
     if isinstance(value, MultiValueDict):
         return _grouped(value)
@@ -365,7 +338,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict with a list of values for each name, because a form can have several values with the same name."""
+    """Return a dict with a list of values for each name, of which a form can have several."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -378,7 +351,7 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _tagged(value: Any) -> Any:
-    """Convert a `Decimal` or an uploaded file into a tuple. See Note [One form for equal values]."""
+    """Turn a `Decimal` or an uploaded file into a tuple. See Note [One form for equal values]."""
     if isinstance(value, Decimal):
         return "decimal", str(value)
     if not isinstance(value, UploadedFile):
@@ -388,17 +361,12 @@ def _tagged(value: Any) -> Any:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of the file's content type are compared, too. For example, the charset can change how the view
-    # reads the file.
+    # The parameters of its content type count, because the charset, for one, can change how the view reads the file.
     return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Copy the chosen fields of a JSON object. If `value` is a list, copy the chosen fields of each JSON object in the
-    list.
-
-    If a JSON object has none of the chosen fields, copy all fields of this object.
-    """
+    """Return the chosen fields of a JSON object or of each in a list, and the whole object if it has none of them."""
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):

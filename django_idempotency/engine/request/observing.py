@@ -1,11 +1,10 @@
 """What happens to a request in observe mode?
 
 # Note [Observing]
-A project can set `observe=True` first, and turn the protection on later. With `observe=True`, the view runs for every
-request, and the client gets the view's response unchanged. If ATOMIC_REQUESTS is True, the view runs in one
-transaction, as it does without the package. In observe mode, the key is claimed in one short transaction, and completed
-in another short transaction. If the claim or the completion fails, the package logs the error, and the error never
-reaches the client.
+A project can set `observe=True` first, and turn the protection on later. Until then the view runs for every request,
+and the client gets its response unchanged. With ATOMIC_REQUESTS, it runs in one transaction, as it would without the
+package. The key is claimed in a short transaction of its own, and completed in another; if either fails, the error is
+logged, and never reaches the client.
 """
 
 from __future__ import annotations
@@ -30,14 +29,12 @@ from .view_call import ViewCall
 
 T = TypeVar("T")
 OBSERVED_LEASE = 300.0
-"""For views that are only observed: seconds after which the claim of a dead worker is treated as abandoned."""
+"""Seconds after which a dead worker's claim counts as abandoned, for views that are only observed."""
 logger = logging.getLogger("django_idempotency")
 
 
 def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -> HttpResponseBase:
-    """Run the view in observe mode. If a protected view would answer a request with a replay or a refusal, write a
-    message to the log. See Note [Observing].
-    """
+    """Run the view, and log what a protected one would have replayed or refused. See Note [Observing]."""
     warn_if_unprotected(call.operation_name())
     wanted = safely(ask)
     if not isinstance(wanted, ClaimRequest):
@@ -59,10 +56,10 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja itself makes the response for the client
+    if not isinstance(response, HttpResponseBase):  # Django Ninja makes the client's response itself
         response = call.adapter.response(call, response)
     if call.options.verdict_on(response) is Verdict.KEEP:
-        # In observe mode, the package must not render a response. So only the status is stored.
+        # Observing must not render a response, which leaves only the status to store.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -70,11 +67,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run a function in a new transaction. If a transaction is open already, run the function in a savepoint of that
-    transaction.
-
-    Because of the savepoint, an exception cannot break the outer transaction.
-    """
+    """Run a function in a transaction, or in a savepoint so that an exception cannot break an open one."""
     return safely(transaction.atomic(using=store.alias)(work))
 
 

@@ -1,11 +1,12 @@
-"""The order of a protected request. It is part of the contract, so it must not change; each rule stands elsewhere.
+"""In which order does a request meet the rules? The order is part of the contract and must not change.
 
 1. A method that is not protected goes straight through: `unprotected.py`, and `atomic_requests.py` for its transaction.
-   `PAUSED` stops everything else. In observe mode the view runs whatever happens: `observing.py`.
-2. The key is read, and nothing has queried a database: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
+   `PAUSED` stops everything else. In observe mode the view runs in any case: `observing.py`.
+2. The key is read before any database is queried: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` has every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
-5. The fingerprint of target and payload: `fingerprints.py`. Caller and payload are asked of the framework's adapter.
+5. The fingerprint of target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what the
+   payload is.
 6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
    judges its response.
 7. The answer: the view's, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone: `sessions.py`.
@@ -40,15 +41,11 @@ from .unprotected import identity_of, pass_through
 from .view_call import ViewCall
 
 UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid", "paused": "paused"}
-"""The events of the problems that end a request before its key is known."""
+"""The events of problems that end a request before its key is known."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
-    """Return the answer to one request.
-
-    The view runs, or a stored response is replayed, or the request is refused. The view can run with or without
-    protection.
-    """
+    """Run the view, protected or not, replay a stored response, or refuse the request."""
     options, conf = call.options, get_settings()
     if conf.paused and call.method in options.methods and conf.pauses():
         return _refuse(call, problems.paused())
@@ -57,8 +54,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call, partial(asked, call))
     if hasattr(call.request, "_idempotency_runs"):
-        # An outer decorator or mixin has already claimed the key for this request. If the same request claimed the key
-        # a second time, the second claim would be a conflict.
+        # An outer decorator or mixin has claimed the key already; a second claim by the same request would conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."
@@ -86,12 +82,9 @@ def handle(call: ViewCall) -> HttpResponseBase:
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
-    """Return the `ClaimRequest` for this request.
+    """Return the claim to be made, a `Problem` if the request is refused, or None if the view runs without protection.
 
-    If the request must be refused, return a `Problem`. If the view must run without protection, return None.
-
-    The key is read before the scope, and the scope is read before the fingerprint. So if the key is invalid, the
-    request is refused before any SQL statement runs.
+    The order is key, scope, fingerprint: an invalid key is refused before any SQL runs.
     """
     options, operation = call.options, call.operation_name()
     try:

@@ -1,8 +1,6 @@
-"""This module has the error answers of the package, in the format of RFC 9457 (problem details). Each error has its own
-function.
+"""Which error answers does the package give? Problem details of RFC 9457, one function each.
 
-The package uses the titles in section 2.7 of the IETF draft about `Idempotency-Key`. Titles are never translated, but
-details are translated.
+Titles are those of section 2.7 of the IETF draft on `Idempotency-Key`, and are never translated; details are.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
 
 class Meaning(StrEnum):
-    """What an error response means for the request of a client, and for the client's key."""
+    """What an error response means for a client's request and its key."""
 
     RETRY = "retry"
     """Send the same request again, with the same key."""
@@ -49,7 +47,7 @@ class Meaning(StrEnum):
     LOOK_UP = "look up"
     """The request was processed, or may have been. Find out, and never send it under another key."""
     FINAL = "final"
-    """The request was refused. It is not processed until the client corrects it."""
+    """The request was refused, and is not processed until the client corrects it."""
 
 
 MEANINGS: Mapping[str, Meaning] = {
@@ -68,26 +66,23 @@ MEANINGS: Mapping[str, Meaning] = {
     "length-required": Meaning.FINAL,
     "body-too-large": Meaning.FINAL,
 }
-"""The one meaning of each code. The clients in the documentation, and the page about them, have the same table."""
+"""The one meaning of each code, repeated in the documented clients and on the page about them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A `Problem` has the content of an error answer. The function `respond` makes the response from a `Problem`.
-
-    If the setting `ERROR_RESPONSE` has a callable, the callable gets a `Problem` as its second argument.
-    """
+    """The content of an error answer, and the second argument of the callable in the setting `ERROR_RESPONSE`."""
 
     code: str
-    """The name of the error for client programs. The code is never translated, and never changes."""
+    """The error's name for client programs, which is never translated and never changes."""
     status: int
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
-    """Type and id of the object that the first request has referred to, if the same caller sent that request."""
+    """Type and id of the object that the first request has referred to, if it came from the same caller."""
     refused: bool = False
-    """With "already-used": whether the key's first request was refused with a status of 400 or above."""
+    """With "already-used": whether the first request was refused with a status of 400 or above."""
 
     @property
     def meaning(self) -> Meaning:
@@ -96,9 +91,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """The package raises this exception if it cannot identify the caller, or if it cannot use the body of the request.
-    At this time, the package has not claimed the key yet.
-    """
+    """The caller cannot be identified, or the body cannot be used. No key has been claimed yet."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
@@ -106,20 +99,17 @@ class Refused(Exception):
 
 
 def missing_key(options: Options, request: HttpRequest | None = None) -> Problem:
-    """Return the error for a request without a key.
-
-    If the request has a header with a similar name, the detail of the error shows the name of that header.
-    """
+    """Return the error for a request without a key, naming a header of a similar name if there is one."""
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
-        # A long header name is cut to 60 characters, so that the message that contains the name stays short.
+        # Cut, because the client chooses the name.
         similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
         if similar:
-            text = _("The header %(similar)s was sent, which has another name.")
+            text = _("The request carries the header %(similar)s instead.")
             detail = f"{detail} {text % {'similar': similar[0]}}"
     elif (source := getattr(options.key, "source", None)) is not None:
-        # The attribute `source` of a `KeyReader` names the part of the request that must contain the key.
+        # A `KeyReader` names the part of the request that must contain the key.
         detail = _("This operation needs %(source)s, with a unique value.") % {"source": source}
     else:
         detail = _("This operation needs an idempotency key.")
@@ -155,22 +145,19 @@ def length_required() -> Problem:
 
 
 def body_too_large() -> Problem:
-    detail = _("The request's body is larger than this operation can compare with that of a retry. Send less.")
+    detail = _("The request's body is too large for this operation to compare it with a retry's. Send a smaller one.")
     return Problem("body-too-large", 413, "The request's body is too large", detail)
 
 
 def outstanding(options: Options, retry_after: int = SHORTEST_RETRY_AFTER) -> Problem:
-    """Return the error for a duplicate that comes before the first request has ended.
-
-    `retry_after` is the number of seconds after which the client should retry, see `Conflicted.retry_after`.
-    """
+    """Return the error for a duplicate of a request that has not ended; `retry_after` is in seconds."""
     title = "A request is outstanding for this Idempotency-Key"
     detail = _("The first request with this key is still being processed. Retry it later, unchanged.")
     return Problem(IN_PROGRESS, options.in_progress_status, title, detail, {"Retry-After": str(retry_after)})
 
 
 def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
-    """Return the error for a key that is held. With DEBUG, the detail says how the calls `unkeyed` can be repeated."""
+    """Return the error for a held key. With DEBUG, its detail says how the calls `unkeyed` can be repeated."""
     title = "The outcome for this Idempotency-Key is unknown"
     detail = _(
         "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "
@@ -182,7 +169,7 @@ def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
 
 
 def already_used(options: Options) -> Problem:
-    # It does not say "use a new key": the other request may have charged, and this one may be its corrected copy.
+    # Not "use a new key": the other request may have charged, and this one may be its corrected copy.
     detail = _(
         "This key was used for another request, which may have been processed. Find out what became of it first. A new "
         "request needs a key of its own."
@@ -221,7 +208,7 @@ def paused() -> Problem:
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
-    """Return the error for a refused request. The argument can also be an exception from `run_once`."""
+    """Return the error for a refusal, or for an exception of `run_once`."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():
             problem = already_used(options)
@@ -240,10 +227,9 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """If `run_once` has raised an exception, return the same error response that a protected view would return.
+    """Return the error response of a protected view for an exception that `run_once` has raised.
 
-    The status is 409 or 422. If the store was busy, the status is 503. If a retry can succeed, the response has
-    `Retry-After`.
+    Its status is 409 or 422, or 503 if the store was busy; `Retry-After` is set if a retry can succeed.
 
     Args:
         request: Django's or the REST framework's request.
@@ -252,19 +238,14 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
     """
-    # If the first request is still running, the status is 409. The status is never 202, because a sender of webhooks
-    # would treat 202 as success.
+    # Never 202 for a request that is still running: a sender of webhooks would take that for success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
 
 
 def respond(request: HttpRequest, problem: Problem) -> Any:
-    """Return the response for a problem.
-
-    If the project has set `ERROR_RESPONSE`, the callable in this setting makes the response. In all other projects, a
-    browser gets an HTML page, and a program gets JSON.
-    """
+    """Return the response for a problem: what `ERROR_RESPONSE` returns, or HTML for browsers and JSON for programs."""
     conf = get_settings()
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
@@ -279,13 +260,10 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """Return a page about the problem if the client is a browser, or a fragment if htmx has asked for one.
+    """Return an HTML page for a browser, or a fragment for htmx; None for a program, or without Django's templates.
 
-    Return None if the client is a program, or if the project does not use Django templates.
-
-    The page has a button that sends the form again with the same key. The page does not reload itself, because an
-    automatic reload would send a GET request. The answer to this GET request would be an empty form with a new key. A
-    customer would fill in the empty form, and order the same goods a second time.
+    A button on it sends the form again with the same key. It doesn't reload itself, because that would be a GET, which
+    answers with an empty form and a new key: a customer would fill it in and order the same goods twice.
     """
     by_htmx = request.headers.get("HX-Request") == "true"  # htmx 2 accepts anything, and would show the shopper JSON
     if not by_htmx and request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
@@ -315,7 +293,7 @@ def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
 
 
 def _form_url(request: HttpRequest) -> str | None:
-    """Return the page from which the form was sent, if it is one of this site. A GET of it brings a new key."""
+    """Return the page from which the form was sent, if it is this site's. A GET of it brings a new key."""
     referer = request.headers.get("Referer")
     return referer if url_has_allowed_host_and_scheme(referer, {request.get_host()}, request.is_secure()) else None
 

@@ -1,7 +1,4 @@
-"""This module makes a `Snapshot` from a response, and makes a response from a stored `Snapshot`.
-
-This module also makes the answer 202 and the status page. The answer 202 has a link to the status page.
-"""
+"""What is stored of a response, how is it replayed, and what do the answer 202 and its status page say?"""
 
 from __future__ import annotations
 
@@ -37,27 +34,22 @@ NEVER_KEPT = frozenset(
         *("set-cookie", "authorization"),
     }
 )
-"""Headers that are not stored. Most of these headers are about one connection, not about the response (RFC 9110 section
-7.6.1). `Set-Cookie` and `Authorization` can contain a session or a new token, and no table should store these."""
+"""Headers that are not stored: most are about one connection rather than the response (RFC 9110 section 7.6.1), and the
+last two can contain a session or a new token, which belong in no table."""
 REASON = ":reason"
-"""If the view has set its own reason phrase, it is stored as a header with this name. No real header has this name."""
+"""A reason phrase that the view has set is stored as a header of this name, which no real header has."""
 SALT = "django_idempotency.status"
 PROOF, CLAIM = 16, 24
 """The bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a claim."""
 ABANDONED = "abandoned"
-"""The status page shows this word for a key in progress whose worker has died. Then a retry takes the key over, or a
-person decides.
-"""
+"""The status page's word for a key in progress whose worker has died: a retry takes it over, or a person decides."""
 
 
 def capture(response: HttpResponseBase, options: Options) -> Snapshot:
-    """Return a `Snapshot` of a final response. The package can store a `Snapshot`.
+    """Return what can be stored of a final response, which is rendered or streaming.
 
-    The response must be a rendered response or a streaming response.
-
-    If the response is a streaming response or is too large, the package stores only the status and the `Location`
-    header. With `store_body=False`, the package stores only the status. The `Location` header can contain a secret, for
-    example an OAuth code or a link to reset a password.
+    A streaming or too large one keeps its status and `Location`. With `store_body=False` only the status is stored,
+    because even `Location` can contain a secret, such as an OAuth code or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -78,7 +70,7 @@ def _headers(response: HttpResponseBase) -> Headers:
             kept.append((name, value))
         elif lower == "connection":
             connection = value.lower()
-    if connection:  # the header `Connection` lists other headers that must not be stored
+    if connection:  # it names other headers that are about the connection
         named = {name.strip() for name in connection.split(",")}
         kept = [(name, value) for name, value in kept if name.lower() not in named]
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
@@ -89,18 +81,18 @@ def _headers(response: HttpResponseBase) -> Headers:
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:
-    """Return a response with the same bytes as the stored response."""
+    """Return a response with the same bytes as the stored one."""
     headers = dict(snapshot.headers)
     headers.pop("Set-Cookie", None)
     reason = headers.pop(REASON, None)
     response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
     if len(response.headers) > len(headers):
-        del response.headers["Content-Type"]  # the stored response has no `Content-Type`, but Django has added one
+        del response.headers["Content-Type"]  # Django has added it, the stored response has none
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
             response.cookies.load(value)
     if 300 <= snapshot.status_code < 400 and "Location" in response.headers:
-        # Django's own redirects have the attribute `url`, which Django's test client reads.
+        # Django's redirects have `url`, which its test client reads.
         vars(response)["url"] = response.headers["Location"]
     return response
 
@@ -109,16 +101,13 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """Return the answer 202 to a duplicate of a running request.
+    """Return the answer 202 to a duplicate: the running request's state, and a link to its status page.
 
-    The answer 202 contains the state of the running request, and a link to the status page of the running request.
-
-    If the row of the key does not exist any more, the status page answers 404. After this 404, the client should send
-    its request again.
+    The page answers 404 once the key's row is gone; the client should then send its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # A view can also answer 202. The field `code` shows the client that this answer comes from the package.
+    # A view can answer 202, too; by `code` the client knows that this one is the package's.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -129,10 +118,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
     """Return the path of a key's status page.
 
     Args:
-        alias: the database alias of the key.
-        key_hash: the row's key hash.
-        scope_hash: the row's scope hash.
-        created_at: the time of the row's claim, or None if there is no row. Then the page will answer 404.
+        created_at: the time of the row's claim, or None if there is no row and the page will answer 404.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
@@ -142,22 +128,22 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
         return reverse("django_idempotency:status", args=[_token(settings.SECRET_KEY, alias, claim)])
     except NoReverseMatch as error:
         raise IdempotencyConfigurationError(
-            "the status page of a key (in_progress_status=202) has no address. Add the page to "
-            'the urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
+            "the status page of a key (in_progress_status=202) has no URL. Include it in the "
+            'urlpatterns of the project: path("idempotency/", include("django_idempotency.urls")).'
         ) from error
 
 
 def stamp(created_at: datetime | None) -> bytes:
-    """Return 8 bytes that stand for the time of a claim, so that an address is for one claim of its key."""
+    """Return 8 bytes that stand for the time of a claim, so that an address is valid for one claim of its key."""
     return sha256(str(created_at).encode()).digest()[:8]
 
 
 def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
-    """Return a text that proves the claim, and hides it from those who do not have the secret.
+    """Return a text that proves the claim, and hides it from those without the secret.
 
-    The hashes of a claim have no secret, so whoever knows them finds short keys and numbers of users by trying. See
-    RFC 5297 for the construction: the proof is the nonce of the encryption. Without one of a package, one HMAC is mask
-    enough for 24 bytes.
+    The hashes of a claim involve no secret: whoever knew them could find short keys and ids of users by trying. The
+    construction is that of RFC 5297, where the proof is the nonce of the encryption; rather than a package's cipher,
+    one HMAC is mask enough for 24 bytes.
     """
     proof = salted_hmac(f"{SALT}.proof", alias.encode() + claim, secret, algorithm="sha256").digest()[:PROOF]
     return urlsafe_b64encode(proof + _masked(secret, proof, claim) + alias.encode()).decode().rstrip("=")
@@ -169,7 +155,7 @@ def _masked(secret: str | bytes, proof: bytes, claim: bytes) -> bytes:
 
 
 def _claimed(token: str) -> tuple[str, bytes] | None:
-    """Return the alias and the claim of a token that this project has made."""
+    """Return the alias and the claim of a token that this project has made, or None."""
     try:
         raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
         proof, masked, alias = raw[:PROOF], raw[PROOF : PROOF + CLAIM], raw[PROOF + CLAIM :].decode()
@@ -184,10 +170,7 @@ def _claimed(token: str) -> tuple[str, bytes] | None:
 
 @require_safe
 def status(request: HttpRequest, token: str) -> HttpResponse:
-    """Return the state of one request as JSON.
-
-    The JSON does not contain the stored response, and contains no data of other callers.
-    """
+    """Return the state of one request as JSON, without its response and without data of other callers."""
     state, claimed_at = None, b""
     if (claimed := _claimed(token)) is not None:
         alias, claim = claimed
@@ -198,7 +181,7 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    # A proxy must not store a 404 answer. The row of the key can appear a moment after this answer.
+    # Not even a 404 may be cached: the key's row can appear a moment later.
     add_never_cache_headers(response)
     return response
 

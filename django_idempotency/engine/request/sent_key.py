@@ -16,11 +16,11 @@ from ..protocol.outcomes import ClaimRequest
 
 
 def read_key(request: Any, options: Options) -> str | None:
-    """Return the key that the client sent, or None if the client sent no key. This function runs no SQL statement.
+    """Return the key that the client sent, or None. Runs no SQL.
 
     Raises:
-        InvalidKey: the client sent something that is not a key.
-        IdempotencyConfigurationError: the project's `key=` returned something else than a str or None.
+        InvalidKey: what the client sent is not a key.
+        IdempotencyConfigurationError: the project's `key=` returned neither a str nor None.
     """
     conf = get_settings()
     key: str | None
@@ -38,16 +38,16 @@ def read_key(request: Any, options: Options) -> str | None:
             valid = conf.key_validator(key)
         except ValidationError as error:
             raise InvalidKey(" ".join(error.messages)) from error
-        # Django's own validators return None for a valid value, and raise an error for an invalid value.
+        # Django's own validators return None for a valid value, and raise for an invalid one.
         if valid is False:
-            raise InvalidKey(_("It does not have the form that this server demands."))
+            raise InvalidKey(_("It does not have the format that this server requires."))
     return check_dated(key) if options.late_keys == "refuse" else key
 
 
 def refusing_late(wanted: ClaimRequest) -> ClaimRequest:
     """Refuse the key if it is older than `ttl` and has no row (`late_keys="refuse"`).
 
-    The key contains a time of the client's clock, which may run some minutes ahead, so the key is still accepted some
-    minutes after the end of `ttl`. Its row must not expire before that, or a retry would run the view again.
+    The client's clock, which dated the key, may run some minutes ahead, so that the key is accepted until some minutes
+    after `ttl`. Its row must not expire before that, or a retry would run the view again.
     """
     return replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=partial(is_late, wanted.identity.key, wanted.ttl))

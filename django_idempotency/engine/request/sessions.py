@@ -8,10 +8,7 @@ from django.contrib.sessions.backends.base import SessionBase
 
 
 def keep_stored_session(request: Any) -> None:
-    """Give a duplicate a new session object, so that Django does not save the data that it has loaded.
-
-    The first request can change the stored session after the duplicate request has loaded it.
-    """
+    """Replace a duplicate's session, so that Django doesn't save what it loaded over the first request's changes."""
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
         request.session = type(loaded)(loaded.session_key)

@@ -1,7 +1,7 @@
 """How does a view run without protection?
 
-It does for the methods that are not protected, for an optional key that is missing, in observe mode, and while the
-package is switched off.
+It does for methods that are not protected, for requests without an optional key, in observe mode, and while the package
+is switched off.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ logger = logging.getLogger("django_idempotency")
 
 
 def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpResponseBase:
-    """Call the view without protection. The operation in `request.idempotency` has no key, but it derives keys from
-    `identity`, which a protected request would have.
-    """
+    """Call the view without protection. `request.idempotency` has no key, but derives keys from `identity`."""
     _attach_without_key(call, identity)
     with as_django_would(call.request):
         return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
 
 
 async def apass_through(call: ViewCall) -> HttpResponseBase:
-    """`pass_through` for an `async def` view, which stays on the event loop if it needs no transaction."""
+    """`pass_through` for an `async def` view, which stays on the event loop unless it needs a transaction."""
     _attach_without_key(call)
     response: HttpResponseBase = await awaited_as_django_would(call.request, call.view, *call.args, **call.kwargs)
     return response
@@ -50,7 +48,7 @@ def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> Non
 
 
 def identity_of(call: ViewCall) -> Identity | None:
-    """Return the identity of a request that runs without protection. None: it has no usable key, or no caller."""
+    """Return the identity that an unprotected request would have, or None without a usable key or caller."""
     if call.method not in call.options.methods:
         return None
     warn_if_unprotected(call.operation_name())
@@ -71,7 +69,7 @@ def safely(work: Callable[[], T]) -> T | None:
         return work()
     except Exception as error:
         if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # without this line, the view would get an empty body
+            raise  # or the view would get an empty body
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None

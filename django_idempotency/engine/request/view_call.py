@@ -19,16 +19,15 @@ from .responses import capture
 
 
 class ViewCall(Call):
-    """A call that an engine can run. It asks the adapter of its framework for what depends on the framework.
+    """A call that an engine can run, as `Work`; what depends on the framework is asked of its adapter.
 
-    The class implements the protocol `Work`. While the protected view runs, Django's request object has the attribute
-    `_idempotency_runs`.
+    While the view runs, Django's request has the attribute `_idempotency_runs`.
     """
 
     adapter: Adapter = DJANGO
 
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
-        """Call the view. The response decides what happens to the view's writes and to the key."""
+        """Call the view, whose response decides what happens to its writes and to the key."""
         request: Any = self.request
         self._attach(operation)
         request._idempotency_runs = True
@@ -39,14 +38,11 @@ class ViewCall(Call):
         return self.judge(response)
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return what the framework answers to an exception that the view has raised, or None."""
+        """Return the framework's answer to an exception of the view, or None."""
         return self.adapter.answer(self, error)
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
-        """After an abandoned attempt, call the project's function `reconcile`, which can return the final response.
-
-        If the function returns None, the view runs again.
-        """
+        """Ask the project's `reconcile` about an abandoned attempt; None means that the view runs again."""
         if self.options.reconcile is None:
             return None
         self._attach(operation)
@@ -54,20 +50,17 @@ class ViewCall(Call):
         return None if response is None else final_response(self.adapter.response(self, response), self.options)
 
     def _attach(self, operation: Operation) -> None:
-        """Set the attribute `request.idempotency`. In leased mode, also set the attribute `operation.request`."""
         request: Any = self.request
         request.idempotency = operation
-        # Only the project's function `reconcile` needs the attribute `operation.request`. Atomic mode never calls this
-        # function. The attribute would make a reference cycle, so atomic mode does not set the attribute.
+        # Only `reconcile` needs it, which atomic mode never calls, and it makes a reference cycle.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
 
 def final_response(response: Any, options: Options) -> Finished[HttpResponseBase]:
-    """Return a final result that contains the response of the project's function `reconcile`. If necessary, render the
-    response first.
+    """Return the final outcome with the response of the project's `reconcile`, rendered.
 
-    Raises `IdempotencyConfigurationError` if the response is not final.
+    Raises `IdempotencyConfigurationError` if it is not final.
     """
     if not isinstance(response, HttpResponseBase):
         raise IdempotencyConfigurationError(
@@ -77,23 +70,23 @@ def final_response(response: Any, options: Options) -> Finished[HttpResponseBase
         response.render()
     if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
-            f"reconcile answered {response.status_code}, which is not final and would be replayed. If it does not know "
-            "yet, let it raise: the doubt remains, and the next retry asks again."
+            f"reconcile answered {response.status_code}, which is not final, but would be replayed. If it does not "
+            "know yet, let it raise: the doubt remains, and the next retry asks again."
         )
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))
 
 
 class IdempotentHttpRequest(HttpRequest):
-    """In a protected view, annotate the argument `request` with this class."""
+    """The annotation for `request` in a protected view."""
 
     idempotency: Operation
 
 
 def get_operation(request: Any) -> Operation:
-    """Return `request.idempotency`, which contains the operation of a protected view.
+    """Return the operation of a protected view, which is also `request.idempotency`.
 
-    In leased mode, the operation can run steps. In both modes, the operation has the attributes `key` and `reference`,
-    and the method `refer_to`. The attribute `key` of the operation is None if the view runs without an idempotency key.
+    It offers `key`, `reference` and `refer_to` in both modes, and steps in leased mode. Its `key` is None while the
+    view runs without an idempotency key.
 
     Args:
         request: Django's or the REST framework's request.

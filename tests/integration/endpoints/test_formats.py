@@ -23,7 +23,7 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str) -> None:
     assert lines[2:7] == [
         "- Header: `Idempotency-Key`, required",
         "- Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double quotes (a "
-        'string of RFC 9651), or bare if it has none of " , ; ( ) and no : ? @ in front.',
+        'string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.',
         "- Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
         "callers; operation `POST /orders`",
         "- Compared with the first request: method, path, query string, content type and body (JSON and forms up to "
@@ -37,9 +37,9 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str) -> None:
         "still being processed. Retry it later, unchanged. `Retry-After`."
     )
     assert "- Header: `Idempotency-Key`, optional; without it the request is not protected\n" in pay
-    assert "- Unique for: the caller, as tests.integration.endpoints.shop.tenant tells; operation `pay`\n" in pay
+    assert "- Unique for: the caller, as tests.integration.endpoints.shop.tenant returns it; operation `pay`\n" in pay
     assert ("query string, content type and the body fields amount\n" in pay, "missing-key" in pay) == (True, False)
-    assert rest == "Not protected\n\nThese take no notice of a key: a retry may run again.\n\n- `POST /plain`\n"
+    assert rest == "Not protected\n\nThese ignore keys: a retry may run again.\n\n- `POST /plain`\n"
 
 
 TABLE = """\
