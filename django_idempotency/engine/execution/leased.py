@@ -76,11 +76,12 @@ def run_claimed(
     If the work raises an exception or is cancelled, the key is marked as failed. Then the next retry does not have to
     wait until the lease ends.
     """
-    about = claim.resource
+    about, ended = claim.resource, "error"  # nothing runs before the steps are read
     try:
         event = "taken_over" if claim.abandoned else "claimed"
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
         operation = LeasedOperation(store, wanted, claim)
+        ended = "released"
         try:
             finished = replace(run(operation), resource=operation.resource)
         finally:
@@ -93,7 +94,7 @@ def run_claimed(
     except BaseException as error:
         try:
             committed(store, END, partial(store.journal.fail, claim, wanted, describe(error)), twice=True)
-            report("released", wanted.identity, store.alias, reason=describe(error), resource=about)
+            report(ended, wanted.identity, store.alias, reason=describe(error), resource=about)
         except ClaimLost:
             if isinstance(error, Exception):
                 return store.look(wanted)
