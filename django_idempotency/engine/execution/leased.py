@@ -102,7 +102,9 @@ def run_claimed(
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
-        raise  # the caller must get every error, also a cancellation
+        # The caller gets every error, also a cancellation, and the failure to store a response: the retry repeats no
+        # finished step, and completes the key. In a backend it would repeat the effect, so there the response is sent.
+        raise
     return finished
 
 
