@@ -201,6 +201,19 @@ def test_a_server_that_does_not_take_the_result(server: Server, posting: Any, fa
     assert fail is stop or EFFECTS["k"] == 2
 
 
+def test_a_server_that_restarts_while_the_view_runs(server: Server, posting: Any) -> None:
+    """Its append-only file has the claim, and the result takes its place."""
+
+    def during(request: Any) -> None:
+        server.kill()
+        server.start()
+
+    post = posting(in_redis(address(server)), during)
+    with heard() as told:
+        assert [replayed(post()), replayed(post())] == ["false", "true"]
+    assert ([one["event"] for one in told], EFFECTS["k"]) == (["claimed", "completed", "replayed"], 1)
+
+
 def test_a_zombie_gets_the_winners_response(server: Server, posting: Any) -> None:
     """Its lease has expired, another request has run, and it stores nothing."""
 
