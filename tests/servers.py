@@ -111,7 +111,9 @@ def _serving(*command: str, **environment: str) -> Iterator[str]:
 
 
 @contextmanager
-def serving(*command: str, env: dict[str, str], path: str = "/read") -> Iterator[str]:
+def serving(
+    *command: str, env: dict[str, str], path: str = "/read", python: str | Path = sys.executable
+) -> Iterator[str]:
     """A module that serves the socket `{fd}`; gives its URL."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -123,7 +125,7 @@ def serving(*command: str, env: dict[str, str], path: str = "/read") -> Iterator
             return False
 
     module = [word.format(fd=listener.fileno()) for word in command]
-    with process(sys.executable, "-m", *module, ready=answers, env=env, pass_fds=[listener.fileno()]):
+    with process(python, "-m", *module, ready=answers, env=env, pass_fds=[listener.fileno()]):
         listener.close()
         yield url
 

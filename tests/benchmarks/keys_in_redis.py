@@ -5,7 +5,6 @@ It needs `redis-server` (Debian's package), and starts servers of its own on loo
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
@@ -21,12 +20,12 @@ from tests.benchmarks import stage
 
 stage.build()
 
-import redis
-from django.db import connection, connections, transaction
+from django.db import connections, transaction
 
 from django_idempotency import OperationInProgress, run_once
+from tests.benchmarks.conditions import begun
 from tests.benchmarks.page import table
-from tests.benchmarks.redis_server import AS_DEBIAN, DURABLE, Line, Server, missing, running
+from tests.benchmarks.redis_server import AS_DEBIAN, DURABLE, Line, Server, running
 from tests.benchmarks.redis_store import Busy, NotStored, RedisStore
 from tests.servers import eventually
 from tests.shopapp.models import Order
@@ -204,15 +203,7 @@ def twice(way: Way, names: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    quick = parser.parse_args().quick
-    if reason := missing():
-        raise SystemExit(f"NOT RUN: {reason}. On Debian: apt install redis-server")
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW server_version")
-        version = cursor.fetchone()[0]
-    print(f"PostgreSQL {version}, redis-py {redis.__version__}; load of the machine before: {os.getloadavg()[0]:.1f}\n")
+    quick = begun(__doc__)
     for part in (costs(3, 10) if quick else costs(21, 60), crashes(3 if quick else 20), losses(5 if quick else 100)):
         print(part, end="\n\n")
 

@@ -1,20 +1,23 @@
-"""What a key costs a view that publishes: `python -m tests.benchmarks.keys_outside`, five minutes; --quick: fewer.
+"""What a key costs a view that publishes: `python -m tests.benchmarks.keys_outside`, six minutes; --quick: fewer.
 
-It needs `redis-server` (Debian's package), and starts servers of its own on loopback: one for the events, one for the
-keys of each way. It prints two tables of docs/where.md: one request, and requests a second.
+It needs `redis-server` (Debian's package), and starts servers of its own: one for the events, and one for the keys of
+each way. Other packages, which it installs by name, do the same work with their keys in Redis. It prints two tables:
+one request, and requests a second.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import time
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -23,56 +26,95 @@ from tests.benchmarks import stage
 
 stage.build()
 
-import redis
 from django.db import connection
-from django.http import HttpRequest
 from django.test import RequestFactory, override_settings
 
 from tests.backends import MEMORY, in_redis
+from tests.benchmarks.conditions import begun
 from tests.benchmarks.load import BODY, Load, result
 from tests.benchmarks.page import table
-from tests.benchmarks.redis_server import AS_DEBIAN, DURABLE, Server, missing, running
-from tests.servers import eventually, gunicorn
+from tests.benchmarks.redis_server import AS_DEBIAN, DURABLE, Server, running
+from tests.servers import eventually, process, server_environment, serving
 from tests.tap import tapped
 
+ROOT = Path(__file__).parents[2]
 CLIENTS, WORKERS = 20, 4
-FACTORY = RequestFactory()
+OURS = "django.core.wsgi:get_wsgi_application()"
+THEIRS = "tests.benchmarks.publishing_peers:application"
+PEERS = {"drf": "drf-idempotency 1.0.0, Redis", "idemkit": "idemkit 1.0.2, Redis"}
+REQUIREMENTS = ("drf-idempotency==1.0.0", "idemkit==1.0.2", "django", "redis", "gunicorn")
+"""With the newest Django that they allow together. Each is compared with the bare view on that Django."""
+TICK = 1e6 / os.sysconf("SC_CLK_TCK")
+"""Microseconds of the unit in which Linux counts a process's CPU."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a view has its keys: the path of the view, what runs it, and whose CPU keeping its keys takes."""
+
+    path: str
+    title: str
+    runs: str
+    servers: Callable[[], list[int]]
+    redis: Server | None = None
 
 
 @dataclass
 class Figures:
-    """Of one case, in each round: seconds, and seconds of this process's CPU."""
+    """Of one case, in each round: seconds, seconds of the application's CPU, and microseconds of the servers' CPU."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-
-    def ratios(self, bare: Figures) -> tuple[float, float]:
-        pairs = ((self.wall, bare.wall), (self.cpu, bare.cpu))
-        wall, cpu = (statistics.median(a / b for a, b in zip(*pair, strict=True)) for pair in pairs)
-        return wall, cpu
+    served: list[float] = field(default_factory=list)
 
 
-def timed(figures: Figures, call: Any, each: int) -> None:
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(each):
-        call()
-    figures.cpu.append(time.process_time() - cpu)
-    figures.wall.append(time.perf_counter() - wall)
+def postgresql() -> list[int]:
+    """The process ids of the server, if it runs on this machine and tells this user where."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW data_directory")
+        folder = Path(cursor.fetchone()[0])
+    first = int((folder / "postmaster.pid").read_text().split()[0])
+    return [
+        first,
+        *(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if stat(pid)[1:2] == [str(first)]),
+    ]
 
 
-def request(key: str | None = None) -> HttpRequest:
-    headers = {"Idempotency-Key": key or str(uuid4())}
-    return FACTORY.post("/events/", BODY, content_type="application/json", headers=headers)
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the program's name; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
-@contextmanager
-def servers() -> Iterator[dict[str, Any]]:
-    """The entries of BACKENDS. The servers of the events and of the keys run until the end."""
-    with ExitStack() as stack:
+def used(pids: list[int]) -> float:
+    """Microseconds of CPU, of children that have ended, too."""
+    return TICK * sum(int(ticks) for pid in pids for ticks in stat(pid)[11:15])
+
+
+def address(server: Server) -> str:
+    return f"unix://{server.address}"
+
+
+def environment(folder: Path) -> Path:
+    """A Python with the other packages. Prints its Django."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *REQUIREMENTS], check=True)
+    subprocess.run([python, "-c", "import django; print('Other packages on Django', django.__version__)"], check=True)
+    return python
+
+
+class Bench:
+    """All ways, and what runs each: a process that sends requests, or a server."""
+
+    def __init__(self, stack: ExitStack) -> None:
         start = lambda *options: stack.enter_context(running(*options))  # noqa: E731
+        self.python = environment(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-"))))
         os.environ["BROKER"] = address(start(*AS_DEBIAN))
         default, always, primary = start(*AS_DEBIAN), start(*DURABLE), start(*AS_DEBIAN)
-        start("--replicaof", "127.0.0.1", str(primary.port))
+        replica = start("--replicaof", "127.0.0.1", str(primary.port))
         with primary.client() as client:
             eventually("the replica to follow", lambda: client.set("probe", 1) and client.wait(1, 500))
         entries = {
@@ -81,92 +123,168 @@ def servers() -> Iterator[dict[str, Any]]:
             "replicas": in_redis(address(primary), replicas=1),
             "memory": MEMORY,
         }
-        os.environ["KEYS"] = json.dumps(entries)
-        with override_settings(IDEMPOTENCY={"BACKENDS": entries}):
-            yield entries
+        stack.enter_context(override_settings(IDEMPOTENCY={"BACKENDS": entries}))
+        settings = {"DJANGO_SETTINGS_MODULE": "tests.benchmarks.publishing_settings", "KEYS": json.dumps(entries)}
+        self.environments = {"ours": server_environment(**settings)}
+        asked = {"default": [default], "always": [always], "replicas": [primary, replica]}
+        from tests.benchmarks.publishing import VIEWS
+
+        self.views = {name: view for name, (_, view) in VIEWS.items()}
+        self.ways = [
+            Way(name, title, "ours", *self._kept(name, asked.get(name, []))) for name, (title, _) in VIEWS.items()
+        ]
+        for name, title in PEERS.items():
+            server = start(*AS_DEBIAN)
+            self.environments[name] = {
+                **{key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"},
+                "PYTHONPATH": str(ROOT),
+                "PEER": name,
+                "KEYS": address(server),
+            }
+            self.ways.append(Way("bare", "bare", name, list))
+            self.ways.append(Way(name, title, name, *self._kept(name, [server])))
+
+    def _kept(self, name: str, servers: list[Server]) -> tuple[Callable[[], list[int]], Server | None]:
+        if name in ("atomic", "leased"):
+            return postgresql, None
+        pids = [server.process.pid for server in servers]
+        return (lambda: pids), servers[0] if servers else None
+
+    def _started(self, name: str) -> tuple[str | Path, str]:
+        return (sys.executable, OURS) if name == "ours" else (self.python, THEIRS)
+
+    @contextmanager
+    def sending(self) -> Iterator[Callable[..., list[float]]]:
+        """A function that sends requests of a way, and gives the seconds that they took, and those of CPU."""
+        with ExitStack() as stack:
+            senders: dict[str, Popen[bytes]] = {}
+            for name, env in self.environments.items():
+                python, application = self._started(name)
+                command = (python, "-m", "tests.benchmarks.sender", application)
+                senders[name] = stack.enter_context(process(*command, env=env, stdin=PIPE, stdout=PIPE, stderr=None))
+
+            def send(way: Way, key: str, number: int) -> list[float]:
+                sender = senders[way.runs]
+                assert sender.stdin is not None
+                assert sender.stdout is not None
+                sender.stdin.write(json.dumps([way.path, key, number]).encode() + b"\n")
+                sender.stdin.flush()
+                line = sender.stdout.readline()
+                assert line, "the process that sends has ended: see above"
+                return list(json.loads(line))
+
+            yield send
+
+    @contextmanager
+    def serving(self) -> Iterator[dict[str, int]]:
+        """The port of each server."""
+        with ExitStack() as stack:
+            ports = {}
+            for name, env in self.environments.items():
+                python, application = self._started(name)
+                command = ("gunicorn", application, "--bind", "fd://{fd}", "--workers", str(WORKERS))
+                ports[name] = urlsplit(stack.enter_context(serving(*command, env=env, python=python))).port or 0
+            yield ports
 
 
-def address(server: Server) -> str:
-    return f"unix://{server.address}"
-
-
-def one_request(entries: dict[str, Any], rounds: int, each: int) -> str:
+def one_request(bench: Bench, rounds: int, each: int) -> str:
     """Each way in turn in each round, so that a busy moment of the machine meets all."""
-    from tests.benchmarks.publishing import VIEWS
-
     done = str(uuid4())
-    sends: dict[tuple[str, str], Any] = {}
-    for name, (_, view) in VIEWS.items():
-        view(request(done))
-        sends[name, "first"] = partial(send, view)
-        sends[name, "replay"] = partial(send, view, done)
-    figures = {case: Figures() for case in sends}
-    for _ in range(rounds):
-        for case, call in sends.items():
-            timed(figures[case], call, each)
-    bare, rows = figures["bare", "first"], []
-    for name, (title, _) in VIEWS.items():
-        first, replay = figures[name, "first"], figures[name, "replay"]
-        trips = [str(round_trips(entries.get(name), sends[name, case], name)) for case in ("first", "replay")]
-        cells = [f"×{ratio:.2f}" for ratio in (*first.ratios(bare), replay.ratios(bare)[0])]
-        rows.append([title, *cells, " / ".join(trips)] if name != "bare" else [title, "×1", "×1", "–", "–"])
-    return table(["a view that publishes, × without a key", "first", "CPU", "replay", "round trips"], rows)
+    figures = {(way, case): Figures() for way in bench.ways for case in ("first", "replay")}
+    with bench.sending() as send:
+        for way in bench.ways:
+            send(way, done, 1)
+            send(way, "", 10)
+        for _ in range(rounds):
+            for (way, case), found in figures.items():
+                before = used(pids := way.servers())
+                wall, cpu = send(way, done if case == "replay" else "", each)
+                found.served.append((used(pids) - before) / each)
+                found.wall.append(wall)
+                found.cpu.append(cpu)
+        trips = {way: [str(round_trips(bench, send, way, key)) for key in ("", done)] for way in bench.ways}
+    rows = []
+    for way in bench.ways:
+        first, replay = figures[way, "first"], figures[way, "replay"]
+        bare = next(figures[other, "first"] for other in bench.ways if (other.runs, other.path) == (way.runs, "bare"))
+        if way.path == "bare":
+            if way.runs == "ours":
+                rows.append(
+                    [f"bare view: {statistics.median(first.wall) / each * 1e6:.0f} µs", "×1", "×1", "–", "–", "–"]
+                )
+            continue
+        cells = [ratio(first.wall, bare.wall), ratio(first.cpu, bare.cpu)]
+        served = f"{statistics.mean(first.served):.0f} µs" if way.servers() else "–"
+        rows.append([way.title, *cells, served, ratio(replay.wall, bare.wall), " / ".join(trips[way])])
+    return table(
+        ["a view that publishes, × without a key", "first", "CPU", "server CPU", "replay", "round trips"], rows
+    )
 
 
-def send(view: Any, key: str | None = None) -> None:
-    assert view(request(key)).status_code == 201
+def ratio(these: list[float], bare: list[float]) -> str:
+    return f"×{statistics.median(a / b for a, b in zip(these, bare, strict=True)):.2f}"
 
 
-def round_trips(entry: dict[str, Any] | None, call: Any, name: str) -> int:
-    """What the place of the keys was asked: messages to PostgreSQL, or commands that Redis counted."""
-    if name in ("bare", "memory"):
+def round_trips(bench: Bench, send: Callable[..., Any], way: Way, key: str) -> int:
+    """What the place of the keys is asked for one request."""
+    if way.redis is not None:
+        return commands(way.redis, lambda: send(way, key, 1))
+    if way.servers is not postgresql:
         return 0
-    if entry is not None:
-        with redis.Redis.from_url(entry["OPTIONS"]["url"]) as client:
-            client.config_resetstat()
-            call()
-            return int(client.info("commandstats")["cmdstat_eval"]["calls"])
+    keys = [str(uuid4())] * 2 if key else [str(uuid4()), str(uuid4())]
     with tapped() as tap:
-        call()
-        tap.take()
-        call()
+        for one in keys:  # the first one prepares the connection, or makes what is replayed
+            tap.take()
+            headers = {"Idempotency-Key": one}
+            request = RequestFactory().post("/", BODY, content_type="application/json", headers=headers)
+            assert bench.views[way.path](request).status_code == 201
         return len(tap.take())
 
 
-def at_once(rounds: int, seconds: float) -> str:
-    from tests.benchmarks.publishing import MEMORY as OF_ONE_PROCESS
-    from tests.benchmarks.publishing import VIEWS
+def commands(server: Server, call: Callable[[], Any]) -> int:
+    """Commands of the clients, and not of scripts. WAIT goes along with the command before it."""
+    with server.client() as other, server.client() as client:
+        other.ping()
+        with client.monitor() as monitor:
+            call()
+            other.echo("end")
+            counted = 0
+            for seen in monitor.listen():
+                if seen["command"] == "ECHO end":
+                    return counted
+                counted += seen["client_type"] != "lua" and not seen["command"].startswith("WAIT")
+    raise AssertionError("Redis ended")
 
-    names = [name for name in VIEWS if name not in OF_ONE_PROCESS]
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    project = {"DJANGO_SETTINGS_MODULE": "tests.benchmarks.publishing_settings"}
-    application = "django.core.wsgi:get_wsgi_application()"
-    with gunicorn("--workers", str(WORKERS), application=application, **project) as url:
+
+def at_once(bench: Bench, rounds: int, seconds: float) -> str:
+    ways = [way for way in bench.ways if way.path != "memory"]  # which is of one process
+    rates: dict[Way, list[float]] = {way: [] for way in ways}
+    with bench.serving() as ports:
         for _ in range(rounds):
-            for name in names:
-                elapsed, taken = result(Load(urlsplit(url).port or 0, CLIENTS, seconds, path=name).start())
-                rates[name].append(len(taken) / elapsed)
+            for way in ways:
+                elapsed, taken = result(Load(ports[way.runs], CLIENTS, seconds, path=way.path).start())
+                rates[way].append(len(taken) / elapsed)
     rows = []
-    for name in names:
-        ratios = [one / bare for one, bare in zip(rates[name], rates["bare"], strict=True)]
+    for way in ways:
+        bare = next(rates[other] for other in ways if (other.runs, other.path) == (way.runs, "bare"))
+        ratios = [one / other for one, other in zip(rates[way], bare, strict=True)]
         low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-        rows.append([VIEWS[name][0], f"{statistics.median(rates[name]):.0f}", f"×{middle:.2f} ({low:.2f}–{high:.2f})"])
+        if way.path != "bare" or way.runs == "ours":
+            spread = f"×{middle:.2f} ({low:.2f}–{high:.2f})"
+            rows.append([way.title, f"{statistics.median(rates[way]):.0f}", spread])
     return table([f"{CLIENTS} clients, {WORKERS} processes", "requests/s", "of the bare view's"], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a small run, whose figures mean nothing")
-    quick = parser.parse_args().quick
-    if reason := missing():
-        raise SystemExit(f"NOT RUN: {reason}. On Debian: apt install redis-server")
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW server_version")
-        version = cursor.fetchone()[0]
-    with servers() as entries:
-        print(f"PostgreSQL {version}, redis-py {redis.__version__}; load of the machine: {os.getloadavg()[0]:.1f}\n")
-        print(one_request(entries, *((2, 10) if quick else (15, 200))), "\n")
-        print(at_once(*((1, 0.5) if quick else (5, 3))))
+    quick = begun(__doc__)
+    with ExitStack() as stack:
+        bench = Bench(stack)
+        print(one_request(bench, *((2, 20) if quick else (15, 200))), "\n")
+        print(at_once(bench, *((1, 0.5) if quick else (5, 3))), "\n")
+    print(
+        "Ratios to the bare view in the same process and round, or on the same server. Server CPU: of a first request,"
+    )
+    print("in PostgreSQL or in the Redis of the keys with its replica.")
 
 
 if __name__ == "__main__":

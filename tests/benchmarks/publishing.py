@@ -5,24 +5,17 @@ This module is the URLconf of a server as well.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import redis
-from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from django_idempotency import idempotent
+from tests.benchmarks import published
+from tests.benchmarks.published import publish
 
-broker = redis.Redis.from_url(os.environ["BROKER"])
 BACKENDS = {"default": "Redis", "always": "Redis, `appendfsync always`", "replicas": "Redis, `replicas=1`"}
 MEMORY = {"memory": "memory (our own part)"}
-
-
-def publish(request: HttpRequest) -> HttpResponse:
-    broker.rpush("events", request.body)
-    return HttpResponse(b'{"published": true}', status=201, content_type="application/json")
 
 
 def elsewhere(name: str) -> Callable[..., Any]:
@@ -35,4 +28,4 @@ VIEWS: dict[str, tuple[str, Callable[..., Any]]] = {
     "leased": ("with `lease`, PostgreSQL", idempotent(lease=30, on_abandoned="retry", operation="leased")(publish)),
     **{name: (title, elsewhere(name)) for name, title in {**BACKENDS, **MEMORY}.items()},
 }
-urlpatterns = [path("read", lambda request: HttpResponse()), *(path(name, view) for name, (_, view) in VIEWS.items())]
+urlpatterns = [*published.urlpatterns, *(path(name, view) for name, (_, view) in VIEWS.items() if name != "bare")]

@@ -155,6 +155,23 @@ def test_a_connection_that_is_cut_during_a_call_loses_nothing(key: str, outcome:
     assert (len(GATEWAY.charges), Order.objects.count()) == (1, int(outcome == "an answer"))
 
 
+@pytest.mark.only_on("postgresql")
+def test_a_response_that_cannot_be_stored_is_an_error(key: str) -> None:
+    """The client sends again, which repeats no step, and completes the key. A response would leave it open for ever."""
+    HOOKS["at the end"] = lambda operation: cut()
+    answer, row = post_empty(key), IdempotencyKey.objects.get()
+    assert (answer.status_code, row.status, (row.last_error or "")[:32]) == (
+        500,
+        "failed",
+        "django.db.utils.OperationalError",
+    )
+    HOOKS.clear()
+    retry = post_empty(key)
+    assert (retry.status_code, retry.json()["attempt"]) == (201, 2)
+    assert (GATEWAY.calls, Order.objects.count()) == (1, 1)
+    assert post_empty(key).content == retry.content
+
+
 def test_a_fetch_whose_answer_is_lost_is_kept_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent again, and the second finds the first one's result."""
     store = store_for("default")

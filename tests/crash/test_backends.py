@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +26,7 @@ import redis
 from django.http import HttpResponse
 from django.test import RequestFactory
 
+import django_idempotency
 from django_idempotency import get_operation, idempotent
 from tests.backends import configured, in_redis, redis_server
 from tests.benchmarks.redis_server import Line, Server, missing
@@ -49,10 +52,10 @@ def broker() -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def workers(keys: dict[str, Any], broker_url: str, lease: float = 30) -> Iterator[str]:
+def workers(keys: dict[str, Any], broker_url: str, *options: str, lease: float = 30) -> Iterator[str]:
     environment = {**os.environ, "KEYS": json.dumps(keys), "BROKER": broker_url, "LEASE": str(lease)}
     command = ("gunicorn", "tests.server.backends", "--bind", "fd://{fd}", "--preload", "--graceful-timeout", "1")
-    with serving(*command, "--workers", str(WORKERS), "--threads", "16", env=environment) as url:
+    with serving(*command, "--workers", str(WORKERS), "--threads", "16", *options, env=environment) as url:
         yield url
 
 
@@ -66,7 +69,10 @@ def send(url: str, key: str, **headers: str) -> httpx.Response | None:
 
 @pytest.mark.parametrize("kind", ["redis", "valkey", "dynalite"])
 def test_duplicates_at_once_have_one_effect(broker: Any, kind: str) -> None:
-    """50 on 4 processes, in each round: one runs, and the others get a conflict or its response."""
+    """50 on 4 processes, in each round: one runs, and the others get a conflict or its response.
+
+    dynalite is an emulator: on a busy machine it can take longer than the client waits, which is a 503.
+    """
     if kind != "redis" and ROUNDS == 2:
         pytest.skip(f"{kind} is for the long run: BACKEND_ROUNDS=200 tox run -e backends")
     address, books = broker
@@ -74,12 +80,16 @@ def test_duplicates_at_once_have_one_effect(broker: Any, kind: str) -> None:
         for _ in range(ROUNDS):
             key = str(uuid4())
             answers = list(pool.map(lambda _, key=key: send(url, key), range(DUPLICATES)))
+            answers.append(
+                eventually("a response", lambda key=key: (one := send(url, key)) and one.status_code == 201 and one)
+            )
             answers.append(send(url, key))
             assert books.llen(f"effects:{key}") == 1
             met = Counter((one.status_code, replayed(one)) for one in answers if one is not None)
             assert met[201, "false"] == 1
             assert met[201, "true"] >= 1
-            assert set(met) <= {(201, "false"), (201, "true"), (409, "false")}
+            busy = {(503, "false")} if kind == "dynalite" else set()
+            assert set(met) <= {(201, "false"), (201, "true"), (409, "false")} | busy
             assert {one.content for one in answers if one is not None and one.status_code == 201} == {
                 f"{key} was published as 1".encode()
             }
@@ -96,6 +106,31 @@ def test_a_killed_worker_repeats_its_effect(broker: Any) -> None:
         assert (answer.status_code, books.llen(f"effects:{key}")) == (409, 1)
         eventually("the lease to expire", lambda: getattr(send(url, key), "status_code", None) == 201)
         assert books.llen(f"effects:{key}") == 2
+
+
+def of_another_format(folder: Path) -> str:
+    """A release whose values have another format number; gives the folder to import it from."""
+    source = Path(django_idempotency.__file__).parent
+    copy = shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    values = copy / "engine" / "stores" / "values.py"
+    text = values.read_text()
+    assert text.count('\nFORMAT = "1"\n') == 1
+    values.write_text(text.replace('\nFORMAT = "1"\n', '\nFORMAT = "2"\n'))
+    return str(folder)
+
+
+def test_releases_of_two_formats_share_no_key(broker: Any, tmp_path: Path) -> None:
+    """On one server, at one time: each runs the request once, and replays its own response only."""
+    address, books = broker
+    keys, one = configured("redis"), ("--workers", "1")
+    other = ("--pythonpath", of_another_format(tmp_path))
+    with workers(keys, address, *one) as old, workers(keys, address, *one, *other) as new:
+        key = str(uuid4())
+        answers = [send(url, key) for url in (old, new, old, new)]
+    told = [(one.content.decode(), replayed(one)) for one in answers if one is not None]
+    first, second = (f"{key} was published as {number}" for number in (1, 2))
+    assert told == [(first, "false"), (second, "false"), (first, "true"), (second, "true")]
+    assert books.llen(f"effects:{key}") == 2
 
 
 # --- in this process: what fails is the server of the keys
@@ -166,6 +201,19 @@ def test_a_server_that_does_not_take_the_result(server: Server, posting: Any, fa
     assert fail is stop or EFFECTS["k"] == 2
 
 
+def test_a_server_that_restarts_while_the_view_runs(server: Server, posting: Any) -> None:
+    """Its append-only file has the claim, and the result takes its place."""
+
+    def during(request: Any) -> None:
+        server.kill()
+        server.start()
+
+    post = posting(in_redis(address(server)), during)
+    with heard() as told:
+        assert [replayed(post()), replayed(post())] == ["false", "true"]
+    assert ([one["event"] for one in told], EFFECTS["k"]) == (["claimed", "completed", "replayed"], 1)
+
+
 def test_a_zombie_gets_the_winners_response(server: Server, posting: Any) -> None:
     """Its lease has expired, another request has run, and it stores nothing."""
 
@@ -218,8 +266,8 @@ def test_a_lost_primary(server: Server, posting: Any) -> None:
         safe = posting(in_redis(address(server), replicas=1))
         assert (safe("kept").status_code, replayed(safe("kept"))) == (201, "true")
         line.cut()
-        refused = safe("refused")
-        assert (refused.status_code, EFFECTS) == (503, {"kept": 1})
+        refused = [safe("refused").status_code for _ in range(2)]
+        assert (refused, EFFECTS) == ([503, 409], {"kept": 1})  # the claim stays on the primary until its lease expires
         assert posting(in_redis(address(server)))("lost").status_code == 201
         server.kill()
         with redis.Redis.from_url(replica) as client:

@@ -19,6 +19,7 @@ from django_idempotency.maintenance import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_rest import NEW, OLD, everything
 from tests.claims import a_claim, claim_and_commit
+from tests.heard import heard
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -106,13 +107,18 @@ def test_a_text_cannot_be_moved_into_another_column(post: Post) -> None:
         sent(post, "/echo", b"plain", "mallory")
 
 
-def test_a_result_cannot_be_moved_to_another_step_or_key(post: Post) -> None:
-    """The attempt that would read the result runs nothing."""
+def test_a_result_cannot_be_moved_to_another_step_or_key(post: Post, django_capture_on_commit_callbacks: Any) -> None:
+    """The attempt that would read the result runs nothing, and an error is reported."""
     with pytest.raises(ValueError, match="s3cret"):
         sent(post, "/leased", b"", "unlucky")
     IdempotencyStep.objects.update(name="another")
-    with pytest.raises(NotDecryptable, match="was changed in the database: the text, its place"):
+    lost = pytest.raises(NotDecryptable, match="was changed in the database: the text, its place")
+    with heard() as told, django_capture_on_commit_callbacks(execute=True), lost:
         sent(post, "/leased", b"", "unlucky")
+    assert [(one["event"], one["reason"].rpartition(".")[2]) for one in told] == [
+        ("claimed", ""),
+        ("error", "NotDecryptable"),
+    ]
     assert list(IdempotencyStep.objects.values_list("name", flat=True)) == ["another"]
 
 

@@ -74,11 +74,12 @@ def run_claimed(
 
     It fails on exceptions and cancellations, too, so that the next retry need not wait for the lease to expire.
     """
-    about = claim.resource
+    about, ended = claim.resource, "error"  # nothing runs before the steps are read
     try:
         event = "taken_over" if claim.abandoned else "claimed"
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
         operation = LeasedOperation(store, wanted, claim)
+        ended = "released"
         try:
             finished = replace(run(operation), resource=operation.resource)
         finally:
@@ -90,7 +91,7 @@ def run_claimed(
     except BaseException as error:
         try:
             committed(store, END, partial(store.journal.fail, claim, wanted, describe(error)), twice=True)
-            report("released", wanted.identity, store.alias, reason=describe(error), resource=about)
+            report(ended, wanted.identity, store.alias, reason=describe(error), resource=about)
         except ClaimLost:
             if isinstance(error, Exception):
                 return store.look(wanted)
@@ -98,7 +99,9 @@ def run_claimed(
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
-        raise  # cancellations included
+        # Cancellations included, and a failure to store the response: the retry repeats no finished step, and completes
+        # the key. In a backend it would repeat the effect, which is why the response is sent there.
+        raise
     return finished
 
 
