@@ -10,10 +10,9 @@ import pytest
 
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import make_key
-from tests.integration.leased_urls import GATEWAY, HOOKS
-from tests.leases import breaks
+from tests.browser.doubts import LIST_PAGE, fail_in_doubt
+from tests.integration.leased_urls import GATEWAY
 
-LIST_PAGE = "/admin/django_idempotency/idempotencykey/"
 WIDER = """[document.documentElement, ...document.querySelectorAll(".results")]
     .filter(box => box.scrollWidth > box.clientWidth + 1)
     .map(box => box.className + box.scrollWidth)"""
@@ -22,16 +21,6 @@ NOT_UNDERLINED = """[...document.querySelectorAll(
 )].filter(a => ![a, ...a.children].some(one => getComputedStyle(one).textDecorationLine == "underline"))
     .map(a => a.outerHTML)"""
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
-
-
-def fail_in_doubt(client: Any, path: str = "/pay/hold", key: str = "8e03978e") -> dict[str, str]:
-    GATEWAY.reset()
-    HOOKS.clear()
-    GATEWAY.after = breaks
-    client.raise_request_exception = False
-    headers = {"Idempotency-Key": key}
-    assert client.post(path, headers=headers).status_code == 500
-    return headers
 
 
 def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:

@@ -20,7 +20,7 @@ from django.db.models import F
 
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.acceptance.pages import ROOT
-from tests.browser.test_admin import LIST_PAGE, fail_in_doubt
+from tests.browser.doubts import LIST_PAGE, fail_in_doubt
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import breaks
 
