@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from django.test import Client, override_settings
 
-from tests.acceptance.pages import blocks
+from tests.acceptance.pages import ROOT, blocks
 from tests.databases import embedded_postgresql
 from tests.servers import PAUSE, fake_gateway, serving
 from tests.shopapp import models
@@ -88,15 +88,16 @@ def running_shop(gateway: httpx.Client) -> Iterator[RunningShop]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Execute a block as a module of a project whose shop is the tests' one."""
+    """Execute a block of a page, or a file of docs/, as a module of a project whose shop is the tests' one."""
     monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
     monkeypatch.setitem(sys.modules, "shop.models", models)
 
-    def execute(page: str, name: str, **given: Any) -> SimpleNamespace:
+    def execute(page: str, name: str = "", **given: Any) -> SimpleNamespace:
         module = ModuleType("documented")
         monkeypatch.setitem(sys.modules, "documented", module)
         vars(module).update(given)
-        exec(compile(blocks(page)[name], f"{page}:{name}", "exec"), vars(module))
+        source = blocks(page)[name] if name else (ROOT / page).read_text()
+        exec(compile(source, f"{page}:{name}", "exec"), vars(module))
         return SimpleNamespace(**vars(module))
 
     return execute

@@ -57,7 +57,7 @@ def of_strawberry() -> SimpleNamespace:
 
     schema = strawberry.Schema(Query, Mutation, config=config.StrawberryConfig(batching_config={"max_operations": 10}))
     view = views.GraphQLView.as_view(schema=schema, multipart_uploads_enabled=True)
-    return SimpleNamespace(one=view, batch=view, page="shop/schema.py")
+    return SimpleNamespace(one=view, batch=view, page="graphql_strawberry.py")
 
 
 def of_graphene() -> SimpleNamespace:
@@ -84,7 +84,7 @@ def of_graphene() -> SimpleNamespace:
 
     schema = graphene.Schema(Query, Mutation)
     one, batch = (views.GraphQLView.as_view(schema=schema, batch=batch) for batch in (False, True))
-    return SimpleNamespace(one=one, batch=batch, page="shop/graphene_schema.py")
+    return SimpleNamespace(one=one, batch=batch, page="graphql_graphene.py")
 
 
 @pytest.fixture(params=[of_strawberry, of_graphene], ids=["strawberry", "graphene"])
@@ -97,7 +97,7 @@ def library(request: pytest.FixtureRequest) -> SimpleNamespace:
 def guard(library: SimpleNamespace, run: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The page's guard, above the library's view. `execute` can be replaced by its view for batches."""
     monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(execute=None))
-    page = run("docs/recipes.md", "shop/graphql.py")
+    page = run("docs/graphql_request.py")
     scope = page.graphql.__globals__
     scope["execute"] = library.one
     serve(path(URL[1:], lambda request: scope["graphql"](request)))
@@ -231,9 +231,9 @@ class TestTheGuard:
 @pytest.fixture
 def fields(library: Any, run: Any, serve: Any, client: Client, django_user_model: Any, monkeypatch: Any) -> Any:
     """The page's schema, which protects each mutation; a signal raises after a negative order was written."""
-    mutations = run("docs/recipes.md", "shop/mutations.py")
+    mutations = run("docs/graphql_mutations.py")
     monkeypatch.setitem(sys.modules, "shop.mutations", mutations)
-    schema = run("docs/recipes.md", library.page)
+    schema = run(f"docs/{library.page}")
     serve(path(URL[1:], schema.graphql), path("batches", getattr(schema, "batches", schema.graphql)))
     client.force_login(django_user_model.objects.create(username="ann"))
     post_save.connect(refuse_negative, Order)

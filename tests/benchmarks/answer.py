@@ -20,9 +20,9 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         f"**The worker's CPU time** for a first request is {first.cpu_ratio(bare):.2f} times the CPU time for that "
         f"view. For a replay, the factor is {replay.cpu_ratio(bare):.2f}.",
         f"**Leased mode** needs {leased.round_trips:.0f} round trips for a call and a write, and takes "
-        f"{leased.ratio(bare):.1f} times as long as that view. Use leased mode for calls of a hundred milliseconds or "
-        "more.",
+        f"{leased.ratio(bare):.1f} times as long as that view. Use it for calls that take a hundred "
+        "milliseconds or more.",
         "**The row of a key** with a small response has about [600 bytes](performance.md#rows-and-bytes). The cleanup "
-        f"deletes {alone / 1000:.0f},000 keys per second. If the table is larger, a request does not become slower.",
+        f"deletes {alone / 1000:.0f},000 keys per second. A larger table doesn't make a request slower.",
     )
     return "\n".join(f"* {line}" for line in lines)

@@ -73,6 +73,7 @@ def test_the_sdist_holds_all_that_is_needed_to_test_it(distributions: Distributi
         ".github/workflows/release.yml",
         ".github/workflows/tests.yml",
         ".gitignore",  # hatchling needs it to leave out the same files
+        "ARCHITECTURE.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
         "LICENSE",
