@@ -72,7 +72,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
     assert GATEWAY.calls == 1
     admin.reload()
-    assert "✓ completed The operation has ended with status 201." in admin.inner_text(".idempotency-story")
+    assert "✓ completed The operation finished with status 201." in admin.inner_text(".idempotency-story")
     admin.goto(LIST_PAGE)
     assert "Nothing needs attention" in admin.inner_text(".idempotency-overview")
 

@@ -92,7 +92,7 @@ class TestAtOnce:
     @pytest.mark.parametrize(
         ("status", "headline"),
         [
-            (409, "none of 4 duplicates sent together has done the work."),
+            (409, "none of 4 duplicates sent together did the work."),
             (500, "4 of 4 duplicates sent together were answered with 500."),
         ],
     )

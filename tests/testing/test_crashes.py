@@ -150,7 +150,7 @@ class TestBrokenViews:
     def test_a_body_that_is_taken_only_once(self, fails: Callable[..., str]) -> None:
         """The second request would make no step, so nothing would be checked."""
         message = fails("/takes_once", changed=None)
-        assert "the first request got 201, and the same request under another key did not." in message
+        assert "the first request got 201, but the same request under another key did not." in message
         assert "pass a function as data" in message
 
     def test_an_atomic_view_has_no_steps(self, crashes: Callable[..., Any]) -> None:
