@@ -46,7 +46,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")
     assert "? in doubt Attempt 1 ended without a final response." in told
-    assert "It is refused with 409, and no call is made again." in told
+    assert "It is refused with 409, and no call is repeated." in told
     assert admin.locator(".idempotency-decisions a").all_inner_texts() == [
         "Record an outcome",
         "Answer by hand",

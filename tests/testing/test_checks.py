@@ -36,7 +36,7 @@ class TestRefused:
         """Its threads would not really run at once."""
         monkeypatch.setattr(connections["default"], "vendor", "sqlite")
         monkeypatch.setattr(connections["default"], "is_in_memory_db", lambda: True, raising=False)
-        with pytest.raises(RuntimeError, match=r"it is an in-memory SQLite\. Give it a file"):
+        with pytest.raises(RuntimeError, match=r"as an in-memory SQLite\. Use a file for it"):
             assert_idempotent(client, "/good", DATA, transaction=True)
 
 

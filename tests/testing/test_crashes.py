@@ -109,8 +109,8 @@ class TestBrokenViews:
         assert retry.startswith("Retry: 201 with Idempotency-Replayed: false")
         assert told == "Ran before the stop: call 'charge'. Ran in the retry: call 'charge', write 'order'."
         assert advice == (
-            "Send operation.derive_key('charge') with the call, or set on_abandoned='hold'. If a second call does no "
-            "harm, pass repeatable=['charge']."
+            "Send operation.derive_key('charge') with the call, or set on_abandoned='hold'. If a second call is "
+            "harmless, pass repeatable=['charge']."
         )
 
     @pytest.mark.parametrize("function", range(len(leased_urls.CALLABLES)))

@@ -245,7 +245,7 @@ class TestRefused:
         assert (row().decisions, LogEntry.objects.count()) == (trail, 0)
 
 
-DANGER = "the customer may be charged twice"
+DANGER = "This may charge the customer twice"
 LOOKED = "I checked the other side&#x27;s books"
 SETTLED = "The calls are settled"
 HALF = r'{"\ud800": "\udfff"}'

@@ -79,18 +79,18 @@ def test_a_key_offers_what_helps_and_red_is_what_may_charge_twice(
         add_step(key, **step)
     page = operator.get(detail(key)).content.decode()
     assert (buttons(page), RED in page) == (offered, red)
-    assert ("Until then, each retry fails." in page) is ("record" in offered and not red)
+    assert ("Until then every retry fails;" in page) is ("record" in offered and not red)
 
 
 def test_a_key_that_must_never_be_released_offers_no_release(operator: Client, post: Post, settings: Any) -> None:
-    """Its results cannot be decrypted: no red button beside "never forget or release this key"."""
+    """Its results cannot be decrypted: no red button beside "never forget or release this idempotency key"."""
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
     HOOKS["between"] = lambda operation: operation.call("mail", breaks)
     with pytest.raises(Broken):
         post("/pay")
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
     page = operator.get(detail(row())).content.decode()
-    assert "never forget or release this key" in page
+    assert "never forget or release this idempotency key" in page
     assert (buttons(page), RED in page) == (["record", "answer"], False)
 
 

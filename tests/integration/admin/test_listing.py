@@ -215,7 +215,7 @@ class TestFilters:
 
         for query in ({"operation": "POST orders/"}, {"state": "completed"}):
             page = told(**query)
-            assert "which are the keys since 2026-07-01 09:00:00 CDT (2026-07-01 14:00:00 UTC)." in page
+            assert "which go back to 2026-07-01 09:00:00 CDT (2026-07-01 14:00:00 UTC)." in page
             assert "at least 3 idempotency keys" in page
         assert "at least 3 idempotency keys" in told()
         page = told(state="in_doubt")
