@@ -73,7 +73,7 @@ class TestAtOnce:
         endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
         message = fails(
             "/check_then_act",
-            "executed twice at once: more than one of 4 duplicates sent together has",
+            "executed twice at once: more than one of 4 duplicates sent together ran",
             creates=creates,
             headers=headers,
             changed=None,

@@ -99,7 +99,7 @@ class TestWhatHappens:
         [
             ("release", "made again, with the same derived key"),
             ("record", "is not made again"),
-            ("answer", "Nothing runs again"),
+            ("answer", "nothing runs again"),
         ],
     )
     def test_a_page_says_what_will_happen(
