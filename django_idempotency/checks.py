@@ -1,18 +1,18 @@
-"""Before the first request, these system checks report mistakes in the settings, the views and the databases.
+"""System checks report mistakes in settings, views and databases before the first request.
 
-The id of a check never changes its meaning. These are the ids: E001 the IDEMPOTENCY setting, E002 unknown alias, E003
-the key table is routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above
-authentication, E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that
-MariaDB or MySQL does not keep in InnoDB, E012 options under a name that nothing reads, E013 a schema for each tenant
-and no SCOPE, E014 tables of keys that Citus does not commit together with the business write, E015 a wrong entry of
-BACKENDS, E016 a backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 another isolation level
-than READ COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that
-MariaDB or MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of
-keys whose collation treats two different texts as equal, W009 a leased view with a short `ttl`, whose keys a gateway
-remembers for longer, W010 a Redis that evicts keys, W011 a Redis without an append-only file, W012 keys in memory
-outside DEBUG, W013 a table of DynamoDB without Time to Live, W014 protection that is switched off or paused, W015 a
-leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows that
-ENCRYPTION_KEYS cannot decrypt.
+The id of a check never changes its meaning: E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is
+routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above authentication,
+E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that MariaDB or MySQL
+does not keep in InnoDB, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014
+tables of keys that Citus does not commit together with the business write, E015 a wrong entry of BACKENDS, E016 a
+backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
+COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that MariaDB or
+MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose
+collation treats two different texts as equal, W009 a leased view with a short `ttl`, whose keys a gateway remembers for
+longer, W010 a Redis that evicts keys, W011 a Redis without an append-only file, W012 keys in memory outside DEBUG, W013
+a table of DynamoDB without Time to Live, W014 protection that is switched off or paused, W015 a leased view without
+`operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows that ENCRYPTION_KEYS cannot
+decrypt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .maintenance.renamed import LOST, operations_without_a_route
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
-"""Packages that give a schema of PostgreSQL to each tenant."""
+"""Packages that put each tenant into a schema of PostgreSQL."""
 
 
 NEWEST = 20
@@ -61,7 +61,7 @@ def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 def check_servers(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks that query the databases. A wrong IDEMPOTENCY setting is reported by `check_project` alone."""
+    """Run all checks that query the databases. A wrong IDEMPOTENCY setting is left to `check_project`."""
     try:
         get_settings()
     except IdempotencyConfigurationError:
@@ -70,19 +70,18 @@ def check_servers(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Check the settings of the project and of its databases. Each key must belong to one tenant. Each database alias
-    on which the project stores keys must exist. The database routers must allow the key table on each alias with keys.
+    """Check that keys belong to one tenant, and that they have a database which exists and is routed to.
 
-    Without SCOPE, a user of one tenant could get the stored response of a user of another tenant. Users of two tenants
-    can have the same primary key. Two tenants can share one key table, and then also share the locks of this table.
+    Users of two tenants can share a primary key and, in a shared key table, a key: without SCOPE, one would get the
+    other's stored response.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
     if packages and resolve().scope is None:
         yield Error(
-            f"{' and '.join(sorted(packages))} keeps the users of each tenant in a schema of their own, where users of "
-            "two tenants have one primary key. One could get the stored response of the other.",
-            hint="Set IDEMPOTENCY['SCOPE'] to a callable(request) that names the tenant's id and the user.",
+            f"{' and '.join(sorted(packages))} keeps each tenant's users in a separate schema, so users of two tenants "
+            "can have the same primary key. One could get the stored response of the other.",
+            hint="Set IDEMPOTENCY['SCOPE'] to a callable(request) whose result names both the tenant and the user.",
             id="django_idempotency.E013",
         )
     for alias in sorted(_aliases()):
@@ -95,14 +94,14 @@ def check_settings() -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
-    """Send queries to each database on which the project stores keys, and check the server and the key tables."""
+    """Query each database that stores keys, to check its server and its key tables."""
     for alias in _aliases().intersection(databases):
         try:
             yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
         else:
-            # Before the first migration there is no table. E007 reports the options of an endpoint that cannot work.
+            # There is no table before the first migration; options that cannot work are reported by E007.
             found: list[CheckMessage] = []
             with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
                 found = [*_check_operations(alias), *_check_decryption(alias)]
@@ -119,22 +118,22 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_decryption(alias: str) -> Iterator[CheckMessage]:
-    """After a rotation, the newest rows are those that processes of the other key list have written."""
+    """After a rotation, the newest rows are those that processes with the other list of keys have written."""
     newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
     for row in (row for row in newest if row.status_code is not None):
         try:
             unseal_response(row, row)
         except NotDecryptable as error:
             yield Warning(
-                f"database {alias!r} has a new row that cannot be decrypted, so its retry gets 500. {error}",
-                hint="While you rotate, the new key stands at the end of the list until all processes have it.",
+                f"database {alias!r} contains a new row that cannot be decrypted, so its retry gets 500. {error}",
+                hint="While you rotate, keep the new key at the end of the list until all processes have it.",
                 id="django_idempotency.W017",
             )
             return
 
 
 def check_backends() -> Iterator[CheckMessage]:
-    """Ask each backend for what is wrong with its server. `check_project` reports a backend that cannot be made."""
+    """Ask each backend what is wrong with its server. One that cannot be made is left to `check_project`."""
     for name in get_settings().backends or {}:
         try:
             yield from backend_for(name).check()
@@ -149,9 +148,7 @@ def check_backends() -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check each protected route. On each route, authentication must run before the protection. The options of a route
-    must not contradict each other.
-    """
+    """Check each protected route: its options, and that authentication runs before the protection."""
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": _declared()[1],
@@ -183,7 +180,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def check_switches() -> Iterator[CheckMessage]:
-    """Name each switch that is meant for a time, and could be forgotten."""
+    """Name each switch that is meant to be temporary, and could be forgotten."""
     conf, observe = get_settings(), resolve().observe
     found = {
         "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
@@ -196,22 +193,20 @@ def check_switches() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Yield a message for each wrong name in the options of a view class. An option with a wrong name has no effect."""
+    """Describe the wrong names among the options of a view class. An option with a wrong name has no effect."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
     name = dotted_name(view_class)
     if hasattr(view_class, "idempotency_options"):
-        yield f"{name} has the attribute idempotency_options, which has no effect. Call the attribute idempotency."
+        yield f"{name} has the attribute idempotency_options, which has no effect. Name it idempotency."
     for action in getattr(view_class, "idempotency_actions", {}):
         if not hasattr(view_class, action):
-            yield f"{name}.idempotency_actions names {action!r}, a method that the class lacks. Correct the name."
+            yield f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name."
 
 
 def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
-    """Return each protected route's view and options, and the error messages of the check E007. Each message says which
-    options of one route contradict each other.
-    """
+    """Each protected route's view and options, and the messages of E007: which options contradict each other."""
     options: list[tuple[str, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():
@@ -225,7 +220,7 @@ def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
 
 
 def _aliases() -> set[str]:
-    """Return each database alias on which the project stores keys."""
+    """The database aliases on which the project stores keys."""
     declared = (options for _, options in _declared()[0] if options.backend is None)
     return {alias_of(options) for options in (resolve(), *declared)}
 
@@ -248,7 +243,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     given = connection.settings_dict
     if not given["AUTOCOMMIT"]:
         yield Error(
-            f"database {alias!r} has AUTOCOMMIT switched off, so nothing commits when a protected view returns.",
+            f"AUTOCOMMIT is off for database {alias!r}, so nothing commits when a protected view returns.",
             hint="Remove AUTOCOMMIT: False.",
             id="django_idempotency.E005",
         )
@@ -256,28 +251,27 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor == "sqlite" and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, beside what is there.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, and keep what is there.",
             id="django_idempotency.W001",
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
             f"database {alias!r} does not use READ COMMITTED. PostgreSQL may fail requests with error 40001. On MySQL, "
-            "a duplicate waits for innodb_lock_wait_timeout, also with a shorter `wait`. Nothing runs twice.",
+            "a duplicate waits for innodb_lock_wait_timeout, even if `wait` is shorter. Nothing runs twice.",
             hint=f"Remove isolation_level from DATABASES[{alias!r}]['OPTIONS'], or name READ COMMITTED there.",
             id="django_idempotency.W002",
         )
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
-            f"database {alias!r} has the times of keys in UTC, Django reads them as {connection.timezone_name!r}.",
-            hint="The admin shows wrong times, but keys expire at the right time. Set USE_TZ = True, and no TIME_ZONE.",
+            f"database {alias!r} stores times of keys in UTC, but Django reads them as {connection.timezone_name!r}.",
+            hint="The admin shows wrong times, although keys expire on time. Set USE_TZ = True, and no TIME_ZONE.",
             id="django_idempotency.W004",
         )
 
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # The packages psycopg and psycopg2 use different numbers for the isolation levels. `IsolationLevel` is imported
-        # only for PostgreSQL, because the import needs psycopg or psycopg2.
+        # psycopg and psycopg2 number the isolation levels differently, and only PostgreSQL has either.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

@@ -1,5 +1,5 @@
-"""This module has metrics for Prometheus. The package itself never imports this module. Run `pip install
-prometheus-client`, and add this code to your project:
+"""Metrics for Prometheus. Nothing in the package imports this: run `pip install prometheus-client`, and add to your
+project:
 
     class ShopConfig(AppConfig):
         def ready(self):
@@ -7,9 +7,7 @@ prometheus-client`, and add this code to your project:
 
             metrics.install()
 
-The counters count only the events of the current process. Each time Prometheus reads the metrics, the class
-`KeyCollector` queries the database. The collector's queries are fast, because each query on the key table uses an
-index.
+The counters count the events of their process. The gauges of `KeyCollector` are queried at each scrape, by indexes.
 """
 
 from __future__ import annotations
@@ -44,35 +42,34 @@ __all__ = ["KeyCollector", "install"]
 
 GAUGED = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
-    "in_doubt": (IN_DOUBT.condition, "Keys without a worker. It is not known whether a step had an effect."),
-    "half_done": (HALF_DONE.condition, "Keys without a worker. A call is finished, but the operation is not."),
-    "stuck": (STUCK.condition, "Keys whose lease is over, and whose work has made no external call."),
+    "in_doubt": (IN_DOUBT.condition, "Keys without a worker of which it is unknown whether a step took effect."),
+    "half_done": (HALF_DONE.condition, "Keys without a worker whose call has finished, but whose operation has not."),
+    "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
-"""A stuck key with a call is in doubt or half done. The gauge "stuck" leaves it out, as those states are more urgent.
-"""
+""""stuck" leaves out keys with a call: these are in doubt or half done, which is more urgent."""
 GAUGES = {
     **{name: text for name, (_, text) in GAUGED.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
-    "atomic_in_flight": "The number of open transactions that hold keys of atomic mode. PostgreSQL only.",
-    "oldest_atomic_in_flight_seconds": "The age of the oldest of these transactions, or 0. PostgreSQL only. No value "
-    "if the scrape uses another database role than the application, and this role is not in pg_read_all_stats.",
-    "busiest_caller": "How many of the newest 2,000 keys are of one caller, the one that has claimed most of them.",
-    "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete. 0 if none.",
-    "database_unavailable": "1 if this scrape could not ask the database, else 0.",
-    "protection_off": "1 if the setting has `ENABLED` False or `OBSERVE` True, else 0. A view's own `observe` does not "
-    "count.",
+    "atomic_in_flight": "Open transactions that hold keys of atomic mode. PostgreSQL only.",
+    "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
+    "the scrape uses a database role other than the application's which is not in pg_read_all_stats.",
+    "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has claimed most of them.",
+    "cleanup_lag_seconds": "Seconds since the oldest key that a cleanup would delete expired, or 0.",
+    "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
+    "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
+    "does not count.",
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
 NEWEST = 2_000
-"""Among this number of the newest keys, a scrape looks for the caller that has claimed most of them."""
+"""How many of the newest keys a scrape searches for the caller that has claimed most of them."""
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """The gauges describe the stored keys. Each scrape runs up to eight short queries on each database.
+    """Gauges of the stored keys. Each scrape runs up to eight short queries on each database.
 
     Args:
-        using: database aliases. Default: the write alias of the key table.
+        using: database aliases; default: the write alias of the key table.
     """
 
     def __init__(self, *using: str) -> None:
@@ -80,14 +77,14 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return the names and the help texts of the gauges, but no values. So no query runs when the collector is
-        registered.
-        """
+        """Name the gauges without values, so that registering the collector runs no query."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the gauges. If a database does not answer, its gauges keep the values of the last successful scrape.
-        So an active alert remains active while the database does not answer.
+        """Return the gauges.
+
+        Those of a database that does not answer keep the values of the last successful scrape, so that alerts stay
+        active.
         """
         families = _families()
         for alias in self.using or (alias_for(None),):
@@ -98,9 +95,7 @@ class KeyCollector:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
-                # The function `start_http_server` runs each scrape in a thread that has no Django request. So Django
-                # does not close the connection of this thread. If the collector has opened a database connection to
-                # read the metrics, the collector closes this connection again.
+                # `start_http_server` scrapes in threads without a request, whose connections Django does not close.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
@@ -113,16 +108,16 @@ class KeyCollector:
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Count every outcome, and register a `KeyCollector`. Call this function once for each process and registry.
+    """Count every outcome, and register a `KeyCollector`. Call this once for each process and registry.
 
-    This function does not send a query to a database.
+    It runs no query.
 
     Args:
-        using: database aliases. Default: the write alias of the key table.
-        registry: the registry for the metrics.
+        using: database aliases; default: the write alias of the key table.
+        registry: where the metrics are registered.
 
     Raises:
-        ValueError: the metrics are installed in this registry already.
+        ValueError: the metrics are already installed in this registry.
     """
     outcomes = Counter("idempotency_key_outcomes", "What came of keys.", ("operation", "outcome"), registry=registry)
     purged = Counter("idempotency_keys_purged", "Expired keys deleted.", ("database",), registry=registry)
@@ -153,8 +148,7 @@ def _values(alias: str) -> dict[str, float]:
     newest = keys.aggregate(newest=Max("pk"))["newest"] or 0
     callers = keys.filter(pk__gt=newest - NEWEST).values("scope").annotate(count=Count("pk")).order_by("-count")
     values["busiest_caller"] = callers.values_list("count", flat=True).first() or 0
-    # If a value about open transactions is unknown, the gauge is left out. The value 0 would say that no transaction is
-    # open.
+    # An unknown value is left out: 0 would say that no transaction is open.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
@@ -164,5 +158,5 @@ def _values(alias: str) -> dict[str, float]:
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:
-    """Return the seconds between two times. Both times come from the clock of the database."""
+    """Seconds between two times of the database's clock."""
     return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

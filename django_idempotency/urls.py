@@ -1,7 +1,4 @@
-"""This module has the URL of the status page.
-
-To include this URL in your project, write `path("idempotency/", include("django_idempotency.urls"))`.
-"""
+"""The status page. Include it as `path("idempotency/", include("django_idempotency.urls"))`."""
 
 from django.urls import path
 

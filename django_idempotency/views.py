@@ -1,6 +1,6 @@
-"""This module has the mixin `IdempotencyMixin` for class-based views of plain Django.
+"""`IdempotencyMixin` for class-based views of plain Django.
 
-Views of the REST framework use `django_idempotency.rest_framework.IdempotencyMixin`, its subclass.
+Views of the REST framework use its subclass, `django_idempotency.rest_framework.IdempotencyMixin`.
 """
 
 from .engine.declare.class_options import IdempotencyMixin

@@ -1,4 +1,4 @@
-"""This package has the admin pages for idempotency keys. Django's admin imports this package automatically."""
+"""The admin pages for idempotency keys, which Django's admin imports by itself."""
 
 from .model_admin import IdempotencyKeyAdmin
 

@@ -1,7 +1,4 @@
-"""This module makes the list page for keys in Django's admin, with filters and a search.
-
-The queries of this module never read the whole table.
-"""
+"""The list of keys in Django's admin, with filters and a search, none of which reads the whole table."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ from .texts import SHAPES, moment, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
-"""The page shows at most this number of open transactions above the list: those that have run longest."""
+"""The most open transactions that the page shows above the list. The longest-running come first."""
 
 
-# The class `Paginator` takes no type parameters at run time.
+# `Paginator` takes no type parameters at run time.
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
-    """This paginator counts at most 2,000 keys. A count(*) without a limit would read the whole table."""
+    """Counts up to 2,000 keys, because an unlimited count(*) would read the whole table."""
 
     @cached_property
     def count(self) -> int:
@@ -46,23 +43,19 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class BoundedChangeList(ChangeList):
-    """The admin's list shows the newest keys first. But if the list has only keys that need attention, the oldest keys
-    come first.
+    """Shows the newest keys first, but the oldest where all of them need attention.
 
-    A person cannot change the order with `?o=` in the URL. Otherwise, the database would have to sort the whole table.
+    `?o=` cannot change the order, because that would sort the whole table.
     """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Return the keys that the list shows.
+        """Apply the search and the other filters, then the filter by state.
 
-        The search and the other filters run first, and the filter by state runs last.
-
-        If a person chooses a filter but does not choose a state, the list searches only the latest 100,000 keys. The
-        same limit applies if you filter by the state `completed`. But a search covers all keys, and not only the latest
-        keys. This is possible because an index makes the search fast.
+        The states that no index finds, and the other filters on their own, are looked for among the latest 100,000
+        keys. A search covers all keys, because indexes answer it.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -79,8 +72,7 @@ class BoundedChangeList(ChangeList):
             self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # The overview of the states needs several queries. So the page has no overview if the URL contains a search, a
-        # filter or a page number.
+        # The overview takes several queries, which a search, a filter or another page can do without.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -110,11 +102,7 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """This is the admin's filter by state.
-
-    This class finds only the keys with the state `completed`. For the other states, the class `BoundedChangeList` finds
-    the keys.
-    """
+    """The filter by state. Keys that are not completed are found by `BoundedChangeList` instead."""
 
     title = _("state")
     parameter_name = "state"
@@ -124,12 +112,12 @@ class StateFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
         if self.value() in (None, "attention", *overview.FOUND):
-            return queryset  # `BoundedChangeList.get_queryset` finds these keys
+            return queryset  # found by `BoundedChangeList.get_queryset`
         return queryset.filter(status=self.value()) if self.value() == "completed" else queryset.none()
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """The admin's filter by operation shows the operations of the latest 2,000 keys."""
+    """The filter by operation, with the operations of the latest 2,000 keys."""
 
     title = _("operation")
     parameter_name = "operation"
@@ -145,15 +133,14 @@ class OperationFilter(admin.SimpleListFilter):
         operation = self.value()
         if operation is None:
             return queryset
-        # PostgreSQL refuses a text with a NUL character.
+        # PostgreSQL refuses a NUL character.
         return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Return the keys that match a search text. The search text can be a key, a resource or a caller.
+    """Find the keys that a text stands for: a key, a resource or a caller.
 
-    The function runs four queries: one for keys, one for resources, and two for callers. Each query returns at most
-    2,000 keys.
+    It takes four queries (keys, resources, and two for callers), each of up to 2,000 keys.
     """
     text = term.strip()
     if not text:
@@ -162,20 +149,14 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # If a caller has more than 2,000 keys, the query with the index on `scope` can miss the newest keys of this caller.
-    # So another query searches for the newest keys.
+    # The index on `scope` can miss the newest keys of a caller with more than 2,000, so these are looked for as well.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """Return the scopes that the search must look for.
-
-    A person can also enter a scope as the search text. So the function always adds the search text to the result. If
-    the search text is a user name, the result also contains the scope of this user. Only a person who is allowed to
-    view users can search by user name.
-    """
+    """The scopes to search for: the text itself and, if the person may view users, that of the user with this name."""
     users = get_user_model()
     scopes = {text}
     if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):

@@ -1,9 +1,8 @@
-"""This module has the admin pages on which a person makes a decision about idempotency keys.
+"""The admin pages on which a person decides about keys.
 
-Before a decision, the page explains what the decision will do. If the person enters a result or a response, the page
-shows a preview before the decision is made. The person must have the permission to decide. A decision changes only the
-keys that the person has seen on the page. If a key has changed after the person opened the page, the decision skips
-this key.
+Each page explains what the decision will do, and previews a result or a response that was entered. It needs the
+permission to decide, and changes only the keys that were seen on the page: those that have changed since are left
+alone.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ from .timeline import doubts_of, pasteable, results_of, value_text
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
 EXAMPLES = 200
-"""An example of a result is searched in this number of the latest results of a step."""
+"""How many of the latest results of a step are searched for an example."""
 OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
 """Two keys can share an id, in two partitions for example."""
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
     views = {form.name: model_admin.admin_site.admin_view(partial(decide_one, model_admin, form)) for form in DECISIONS}
-    for alias in connections:  # a recovery commits its claim before it asks `reconcile`
+    for alias in connections:  # a recovery commits its claim before it asks
         transaction.non_atomic_requests(using=alias)(views[ReconcileForm.name])
     return [path(f"<int:pk>/{name}/", view, name=f"{NAME}_{name}") for name, view in views.items()]
 
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
-    """Decide about one key. In the admin, the page of a key has a button for each decision."""
+    """Decide about one key. Its page has a button for each decision."""
     rows = model_admin.get_queryset(request).filter(pk=pk)
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
@@ -71,28 +70,25 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """Return the keys that the person has ticked in the admin's list. The function returns at most `list_per_page`
-    keys.
+    """Return the keys that the person has ticked, up to `list_per_page` of them.
 
-    A decision ignores the link "Select all" of Django's admin, because this link could select the whole table.
+    The admin's link "Select all" is ignored, because it could select the whole table.
     """
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the HTML form for a decision, show a preview of the decision, or carry out the decision.
+    """Show the form of a decision or its preview, or carry it out.
 
-    Return the page with the form or the preview. After the decision, return None. If none of the keys allows the
-    decision, also return None. When the function returns None, a message in the admin tells the person what has
-    happened.
+    Returns the page to show, or None once a message has told the person what was done, or why nothing can be decided.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
     seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
     keys = [key for key in keys if version(key.row) in seen]
     if not keys:
-        text = _("Nothing can be decided now: the keys have changed since you opened the page, or need no decision.")
+        text = _("Nothing to decide: the keys have changed since you opened the page, or need no decision.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
     examples = _examples(model_admin, request, keys[0], steps_of(keys) if decision is RecordForm else [])
@@ -116,7 +112,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
         "summary": _summary(keys),
-        "action": request.POST.get("action", ""),  # if the page has only one key, this text is empty
+        "action": request.POST.get("action", ""),  # empty on the page of one key
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
@@ -128,18 +124,15 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
-    """Add up what a decision about many keys is about: operations, and steps that are in doubt or have ended."""
+    """Sum up a decision about many keys: operations, and steps that are in doubt or finished."""
     named = Counter(key.operation for key in keys)
     named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
-    named.update(_("ended: %(step)s") % {"step": step} for key in keys for step in key.finished)
+    named.update(_("finished: %(step)s") % {"step": step} for key in keys for step in key.finished)
     return list(named.items())
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Make the decision for each key that has not changed since the person saw the page.
-
-    For each key, one transaction writes both the decision and the log entry.
-    """
+    """Decide about each key that has not changed since, with its log entry in the same transaction."""
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
@@ -149,18 +142,18 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
                 decide(key.row, *needed, by=request.user.get_username(), **said)
                 model_admin.log_change(request, key.row, done)
                 resolved += 1
-        except NotDecryptable as error:  # if this key cannot be decrypted, the loop goes on with the next key
+        except NotDecryptable as error:  # go on with the next key
             model_admin.message_user(request, str(error), messages.ERROR)
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
         model_admin.message_user(request, text, messages.SUCCESS)
     if refused := asked_for - resolved:
-        text = _("Left as they are, because they have changed since you opened the page or a worker holds them: %(n)d.")
+        text = _("Left alone, because they have changed since you opened the page or a worker holds them: %(n)d.")
         model_admin.message_user(request, text % {"n": refused}, messages.ERROR)
 
 
 def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm) -> None:
-    """Let `reconcile` decide about the key, and tell the person what it has answered."""
+    """Let `reconcile` decide about the key, and tell the person what it answered."""
     try:
         asked = ask(key.row, by=request.user.get_username(), reason=form.cleaned_data["reason"])
     except IdempotencyConfigurationError as error:
@@ -172,12 +165,10 @@ def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm)
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """For each step, find a stored result that the form can show as an example. If the person is not allowed to see
-    results, return no examples.
+    """For each step, find a stored result of the newest completed key of the same operation, if the person may see
+    results.
 
-    The page shows an example of a result for a step. The example comes from another key, which is completed and has the
-    same operation. If several completed keys have the step, the newest key is used. For each step, one query reads only
-    the latest rows of the step table, so that the query is fast.
+    One query for each step reads only the latest rows of the step table.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

@@ -1,6 +1,4 @@
-"""This module defines the decisions that a person can make in the admin. Each decision has a form, an explanation, and
-a button on the page of a key.
-"""
+"""The decisions that a person can make in the admin: form, explanation and button of each."""
 
 from __future__ import annotations
 
@@ -23,36 +21,36 @@ from ..models import IdempotencyKey
 from .texts import as_utf8, cut, encodable
 
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
-"""The media types for an entered response. No browser runs these types as code, because the site sends it."""
+"""The media types of an entered response, none of which a browser runs as code."""
 LONG_TEXT = {"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
-"""A function of `maintenance.resolution`, its arguments after the key, and a sentence about what was done."""
+"""A function of `maintenance.resolution`, its arguments after the key, and a sentence that says what was done."""
 
 
 def version(row: IdempotencyKey) -> str:
-    """Return a text that identifies the state of a key. The text changes after each attempt and each decision."""
+    """Identify the state of a key, in a text that every attempt and every decision changes."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
 def steps_of(keys: Sequence[Facts]) -> list[str]:
-    """Return the names of the steps for which a person may record a result."""
+    """The steps for which a person may record a result."""
     return list(dict.fromkeys(name for key in keys for name in key.recordable))
 
 
 class DecisionForm(forms.Form):
-    """In this form, an operator makes a decision about some keys, and gives the reason for the decision.
+    """The form in which an operator decides about some keys, and says why.
 
     Attributes:
-        name: the last part of the page's address, and the name of the action in the list of decisions.
+        name: the last part of the page's address, and the action in the trail of decisions.
         label: the text of the button.
-        explanation: says what will happen.
-        warning: says what may go wrong while a step is in doubt.
-        word: the sentence that the operator must confirm if `Facts.needs_word` is True for this decision.
-        previewed_fields: the fields that the preview shows. Without fields, the decision has no preview.
+        explanation: what will happen.
+        warning: what may go wrong while a step is in doubt.
+        word: what the operator must confirm if `Facts.needs_word` says so.
+        previewed_fields: the fields that the preview shows; without any, there is no preview.
 
     Args:
         keys: the keys as the operator sees them.
-        examples: for the name of each step, the value of an older result.
+        examples: an older result of each step, by its name.
         user: the person who decides.
     """
 
@@ -65,14 +63,14 @@ class DecisionForm(forms.Form):
     previewed_fields: tuple[str, ...] = ()
 
     seen = forms.CharField(widget=forms.HiddenInput)
-    confirmed = forms.BooleanField(error_messages={"required": _("Look first.")})
+    confirmed = forms.BooleanField(error_messages={"required": _("Look first, then confirm.")})
     reason = forms.CharField(
         label=_("reason or ticket"),
         max_length=1000,
         widget=forms.TextInput(attrs={"class": "vTextField"}),
-        help_text=_("Kept with the key, and shown on its page. Write no secrets and no card numbers."),
+        help_text=_("Stored with the key and shown on its page. Leave out secrets and card numbers."),
     )
-    # After a preview, the hidden field `previewed` contains the hash from the property `digest`.
+    # After a preview, the `digest` of what was shown.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
     field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
@@ -90,29 +88,22 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """Return whether this decision is possible in the present state of the key."""
+        """Whether this decision is possible in the present state of the key."""
         return facts.idle
 
     @classmethod
     def harms(cls, facts: Facts) -> bool:
-        """Return whether this decision about the key can cause more harm than an error message. Its button is red."""
+        """Whether this decision can do more harm than an error message. Its button is then red."""
         return False
 
     @property
     def was_previewed(self) -> bool:
-        """Return True if the operator has seen a preview, and has not changed the input after the preview. Also return
-        True if the decision has no preview.
-
-        Read `was_previewed` only if the form is valid.
-        """
+        """Whether a valid form is sent as it was previewed, or needs no preview."""
         return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
     def digest(self) -> str:
-        """Return a hash of the operator's input and of the present state of the keys.
-
-        The preview page has a hidden field with this hash. The browser sends this field together with the form.
-        """
+        """A hash of what was entered and of the state of the keys. The preview sends it along in a hidden field."""
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
@@ -121,37 +112,35 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """An operator uses this HTML form to release a key. Then the next retry runs. If a charge is in doubt, the next
-    retry can charge the customer a second time.
-    """
+    """Releases a key, so that the next retry runs. If a charge is in doubt, that can charge the customer twice."""
 
     name, label = "release", _("Release for retry")
     explanation: Any = _(
-        "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt are "
-        "made again, with the same derived key."
+        "The client's next retry runs at once. Steps that have a result are not repeated; calls in doubt are made "
+        "again, with the same derived key."
     )
     warning: Any = _(
-        "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the key "
-        "only if it did not happen, or if the called service honours the derived key."
+        "This may charge the customer twice: what is in doubt may have happened, and then happens again. Release the "
+        "key only if it did not happen, or if the called service honours the derived key."
     )
-    word = _("I looked in the other side's books: what is in doubt did not happen.")
+    word = _("I checked the other side's books: what is in doubt did not happen.")
 
     def __init__(self, data: Any, *, keys: Sequence[Facts], **words: Any) -> None:
         super().__init__(data, keys=keys, **words)
         if unsent := list(dict.fromkeys(name for key in keys for name in key.unsent)):
             self.explanation = gettext(
-                "The next retry of the client runs at once. Steps that have a result are not run again. Calls in doubt "
-                "are made again. The other side cannot recognize another call of %(names)s, because the view had asked "
-                "for no derived key before it."
+                "The client's next retry runs at once. Steps that have a result are not repeated; calls in doubt are "
+                "made again. The other side cannot recognize a repeated call of %(names)s, because the view had not "
+                "asked for a derived key before it."
             ) % {"names": ", ".join(unsent)}
             self.warning = gettext(
-                "If what is in doubt did happen, it may happen twice: the customer may be charged twice. Release the "
-                "key only if it did not happen."
+                "This may charge the customer twice: what is in doubt may have happened, and then happens again. "
+                "Release the key only if it did not happen."
             )
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A retry of a half-done key goes on without a release. Of one that cannot be decrypted, it fails after it."""
+        """A half-done key goes on without a release; one that cannot be decrypted would fail after it."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod
@@ -163,12 +152,12 @@ class ReleaseForm(DecisionForm):
 
 
 class RecordForm(DecisionForm):
-    """An operator uses this HTML form to record the result of a step."""
+    """Records the result of a step."""
 
     name, label = "record", _("Record an outcome")
     explanation = _(
-        "The call gets the result that you enter and is not made again. The next retry of the client continues "
-        "with the step after the call. You can correct the result until the key is completed."
+        "The result that you enter is stored for the call, which is not made again: the client's next retry continues "
+        "with the step after it. You can correct the result until the key is completed."
     )
     previewed_fields = ("step", "result")
 
@@ -176,7 +165,7 @@ class RecordForm(DecisionForm):
     result = forms.CharField(
         label=_("result"),
         widget=forms.Textarea(attrs=LONG_TEXT),
-        help_text=_("The return value of the call, as JSON. Look it up in the records of the called service."),
+        help_text=_("What the call returned, as JSON. Look it up in the called service's records."),
     )
 
     def clean(self) -> None:
@@ -204,25 +193,21 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Return whether the operator may see the rows of this model.
-
-        An operator can enter a reference to a row. If the row does not exist, the form shows an error message. Without
-        this check, every operator could find out from the error message which rows exist.
-        """
+        """Whether the operator may see rows of this model. Errors would otherwise tell anybody which rows exist."""
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
 class AnswerForm(DecisionForm):
-    """In this form, an operator enters the final response of a key."""
+    """Stores the final response of a key."""
 
     name, label = "answer", _("Answer by hand")
     explanation = _(
-        "The key becomes completed. Nothing runs again, and every retry of the client gets the response that you "
-        "enter. This cannot be undone."
+        "This cannot be undone: the key is completed, nothing runs again, and every retry gets the response that you "
+        "enter."
     )
     warning = _(
-        "Something is in doubt. After this answer, nothing asks again whether it took effect. Settle it with the "
-        "other side first, and say in the reason what you have found."
+        "Something is in doubt, and after this answer nobody is reminded of it. Settle it with the other side first, "
+        "and say in the reason what you found."
     )
     previewed_fields = ("status", "content_type", "body")
     word = _("The calls are settled: what they paid for exists, or no money is kept.")
@@ -231,7 +216,7 @@ class AnswerForm(DecisionForm):
         label=_("status code"),
         min_value=200,
         max_value=499,
-        help_text=_("What the client understands: 201 if the work was done by hand, 409 or 410 if not."),
+        help_text=_("What the client will understand: 201 if you did the work by hand, otherwise 409 or 410."),
     )
     content_type = forms.ChoiceField(label=_("content type"), choices=[(type_, type_) for type_ in CONTENT_TYPES])
     body = forms.CharField(label=_("body"), required=False, strip=False, widget=forms.Textarea(attrs=LONG_TEXT))
@@ -257,16 +242,14 @@ class AnswerForm(DecisionForm):
 
 
 class ReconcileForm(DecisionForm):
-    """The person lets the project's `reconcile` decide, without waiting for the next recovery."""
+    """Lets the project's `reconcile` decide, without waiting for the next recovery."""
 
     name, label = "reconcile", _("Ask reconcile now")
     explanation = _(
-        "Your function reconcile is asked about this key now, as recover_idempotency_keys asks it. If it returns a "
-        "response, retries get this response. If it returns nothing, the key waits as before."
+        "Calls your reconcile function for this key now, as recover_idempotency_keys does. If it returns a response, "
+        "retries get that response; if it returns nothing, the key keeps waiting."
     )
-    warning = _(
-        "A slow worker can still make its call after reconcile has looked. First make sure that the worker is dead."
-    )
+    warning = _("A slow worker can still make its call after reconcile has looked: first make sure that it is dead.")
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
@@ -275,4 +258,4 @@ class ReconcileForm(DecisionForm):
 
 
 DECISIONS: tuple[type[DecisionForm], ...] = (ReconcileForm, RecordForm, AnswerForm, ReleaseForm)
-"""All decisions, in the order of their buttons: the safe decisions come first."""
+"""In the order of their buttons, the safe ones first."""

@@ -1,6 +1,4 @@
-"""This module finds out whether a person may see the secrets of a key. The module also makes the links to the caller
-and to the resource.
-"""
+"""May this person see the secrets of a key, and where do its caller and its resource link to?"""
 
 from __future__ import annotations
 
@@ -20,20 +18,19 @@ from .story import Story
 from .texts import badge, encodable, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
-"""This pattern matches the scope of a user whose row is in the default database, see `scope_of_user`."""
+"""The scope of a user whose row is in the default database, see `scope_of_user`."""
 TEXT_LENGTH = 24
-"""How many characters of a caller or of a resource the list shows."""
+"""How many characters of a caller or a resource the list shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Story):
-    """An admin page uses a `Shown` object to show one key. The object also says whether the current user may see the
-    secrets of the key.
+    """A key as an admin page shows it to the current user.
 
     Attributes:
-        secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
-            anonymous caller needs only the key to get the stored response.
-        caller, resource: HTML. The HTML has a link to a page of the admin if this person may see that page.
+        secrets: whether this person may see responses, results and the key itself, which is a secret because an
+            anonymous caller needs nothing else to get the stored response.
+        caller, resource: HTML, with a link to a page of the admin if this person may see it.
     """
 
     secrets: bool
@@ -42,10 +39,7 @@ class Shown(Story):
 
     @property
     def name(self) -> str:
-        """Return the text that names the key on an admin page. The text contains the key and the key's reference.
-
-        If the user is not allowed to see secrets, the text contains only the reference.
-        """
+        """The key and its reference, or the reference alone for people who may not see secrets."""
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
 
     @property
@@ -62,19 +56,18 @@ class Shown(Story):
 
 
 def shown(row: Any) -> Shown:
-    """Return the attribute `row.shown`, which is set by the function `show`."""
+    """What `show` has set on the row."""
     noted: Shown = row.shown
     return noted
 
 
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
-    """Set the attribute `shown` of each row. The attribute contains a `Shown` object for the current user.
+    """Set `shown` on each row, for the current user.
 
-    The function needs at most two queries for all rows together. One query reads the steps of the keys, and the other
-    query reads the database's time.
+    It takes at most two queries for all rows: one for the steps, one for the database's time.
 
     Args:
-        results: if True, the function also reads the results and the errors of the steps.
+        results: whether to read the results and errors of the steps as well.
     """
     secrets = request.user.has_perm("django_idempotency.view_response")
     for facts in facts_of(rows, results=results):
@@ -94,13 +87,10 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """Return a link to the admin page of an object, as HTML. The text of the link is the name of the object.
-
-    If the admin has no page for the object, the result is None. If the user is not allowed to see the page, the result
-    is None, too.
+    """Link to the admin page of an object, or return None if there is no such page or the user may not see it.
 
     Args:
-        type_: the label of a model. The model's name alone is enough if only one model in the admin has that name.
+        type_: the label of a model, or its name alone if only one model in the admin has it.
     """
     site = model_admin.admin_site
     models = [model for model in site._registry if type_.lower() in (model._meta.label_lower, model._meta.model_name)]

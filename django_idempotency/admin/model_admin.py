@@ -1,8 +1,4 @@
-"""This module makes the admin pages for keys.
-
-On an admin page, a person can read a key. If no worker is processing the key, the person can also decide about the key.
-An admin page changes a key only if a person makes a decision.
-"""
+"""The admin of keys: anyone with permission reads them, and decides about those that no worker is processing."""
 
 from __future__ import annotations
 
@@ -36,11 +32,7 @@ from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """Make a column for the admin's list of keys, or a field for the admin's page of one key.
-
-    The argument `text` is a function. This function is called with a key. The function returns the text that the admin
-    shows.
-    """
+    """Make a column of the list, or a field of a key's page, that shows what `text` returns for the key."""
 
     @admin.display(description=title)
     def display(model_admin: Any, obj: Any) -> Any:
@@ -59,16 +51,16 @@ def _response(key: Shown) -> Any:
     if key.row.status_code is None:
         return "-"
     if not key.secrets:
-        return gettext("You need the permission “Can view stored response bodies” to see the response.")
+        return gettext("To see the response, you need the permission “Can view stored response bodies”.")
     return format_html('<pre class="idempotency-body">{}</pre>', readable_response(key.row))
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
-    """Name the keys that may stand for the same request, each once and with its time."""
+    """The keys that may stand for the same request, each once, with its time."""
     found = (
-        (gettext("Another key has the same request about the same resource:"), same_request(keys, row)),
-        (gettext("Another key of the same caller has the same request:"), same_caller(keys, row)),
-        (gettext("The same caller has sent this key to another operation:"), same_key(keys, row)),
+        (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
+        (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),
+        (gettext("The same caller sent this key to another operation:"), same_key(keys, row)),
     )
     named = {other.pk: (why, other, moment(other.created_at)) for why, others in reversed(found) for other in others}
     return list(named.values())
@@ -76,26 +68,24 @@ def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[s
 
 @admin.register(IdempotencyKey)
 class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Django's admin uses this class to show keys. A subclass with its own `get_queryset()` can show fewer keys.
+    """Shows the stored keys in Django's admin. A subclass with its own `get_queryset()` can show fewer of them.
 
-    A user with the permission `view_idempotencykey` sees the list of keys, but does not see the texts of the keys. To
-    see the texts of the keys and the stored responses, a user also needs the permission `view_response`. To make
-    decisions, a user needs the permission `resolve_idempotencykey`. In the admin, a person can change a key only by a
-    decision about the key.
+    `view_idempotencykey` allows a user to see the list, but not the keys themselves. Those and the stored responses
+    need `view_response` as well, and decisions need `resolve_idempotencykey`. Nothing but a decision can change a key
+    here.
     """
 
     actions = (answer_selected, release_selected)
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # Facets would show a number beside each choice of a filter. If the list had facets, Django would count all keys in
-    # the table.
+    # For the numbers beside the choices of a filter, Django would count all keys in the table.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False
     search_fields = ("key",)
     search_help_text = _(
-        "The complete key as the client sent it, its reference in the log, a resource (“59”, “order 59”), or a user "
+        "The complete key as the client sent it, its reference in the log, a resource (“59”, “order 59”) or a user "
         "name."
     )
     fieldsets = (
@@ -119,8 +109,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # If a caller is anonymous, another person who sends the same key gets the stored response. So the admin shows the
-    # text of a key only to people who may also see responses.
+    # Whoever sends an anonymous caller's key gets its response, so only people who may see responses see keys.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -149,33 +138,24 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Return whether this user may make decisions.
-
-        If the result is False, the list of keys shows no actions.
-        """
+        """Whether this user may decide. Without it, the list offers no actions."""
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
-        """Return whether this user may decide about this key.
-
-        Before each decision, the admin calls this method.
-        """
+        """Whether this user may decide about this key. Asked before each decision."""
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Return True if a lookup in a URL is allowed as a filter for the list of keys. The method allows only the
-        filters in `list_filter`.
-
-        If a URL could contain `?body__startswith=`, a user could guess a stored response that the user is not allowed
-        to see.
+        """Allow only the filters of `list_filter`: with `?body__startswith=`, people could guess responses they may not
+        see.
         """
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # The admin reads a key and writes the decision in the same database. So this database must not be a replica.
+        # Decisions are written where the key was read, which must not be a replica.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -191,10 +171,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Redirect to the page of the key. The timeline on the page shows all decisions about the key.
-
-        Django's own history page shows only the decisions that were made in the admin.
-        """
+        """Redirect to the key's timeline. Django's history lacks the decisions made outside the admin."""
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied
         return HttpResponseRedirect("../change/")

@@ -1,8 +1,4 @@
-"""This module makes the overview that the admin shows above its list of keys. The overview shows how many keys are in
-each state, and how many keys need attention.
-
-Each query of this module reads a limited part of the table.
-"""
+"""How many keys are in each state, and which need attention? No query reads more than a bounded part of the table."""
 
 from __future__ import annotations
 
@@ -29,20 +25,20 @@ if TYPE_CHECKING:
 
 NEEDING = tuple(state.name for state in ATTENTION)
 LISTED = 2_000
-"""The list and each number above it show at most this number of keys. The search also finds older keys."""
+"""The most keys in the list and in each number above it. The search also finds older keys."""
 FILTERED = 100_000
-"""A filter reads this number of the latest keys. Without this limit, a filter for a rare value could read all."""
+"""How many of the latest keys a filter reads. Without a limit, looking for a rare value could read all of them."""
 SAME = 10
-"""The page of a key shows at most this number of other keys that have the same request."""
+"""The most other keys with the same request that the page of a key shows."""
 
 NEAR = 50_000
-"""How many ids before and after a key the page looks for another key of the same caller. See `same_caller`."""
+"""How many ids before and after a key are searched for another key of its caller. See `same_caller`."""
 
 HANGS = 120
-"""A transaction that has held keys for so many seconds is no request at work: the pages say so."""
+"""Seconds after which an open transaction that holds keys is reported as hanging."""
 
 FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
-"""The states whose keys an index finds, the worst first. The others are most of the table."""
+"""The states that an index finds, the worst first. The others are most of the table."""
 SCANS = (
     (UNSETTLED, "attention_at", ("in_doubt", "half_done")),
     (LAPSED, "locked_until", ("in_doubt", "half_done", "stuck")),
@@ -50,40 +46,38 @@ SCANS = (
     (LIVE, "locked_until", ("in_flight",)),
     (FAILED_ONLY, "created_at", ("failed",)),
 )
-"""What each index begins with, its column, and the states of the keys that are found there. The rows themselves say
-which: a condition on their counts would read on until it has found enough of them.
+"""What each index begins with, its column, and the states that are found there. The rows themselves say which: a
+condition on their counts would read on until it has found enough of them.
 """
 
 
 def find(state: str, keys: Keys) -> list[int]:
-    """Return the ids of the keys that are in the given state. The list begins with the id of the oldest key.
+    """Return the ids of the keys in a state, oldest first.
 
     Args:
         state: a name in `FOUND`, or "attention" for all states that need attention.
-        keys: the keys that the person may see and that other filters have chosen. At most 100,000 keys of each index
-            are read.
+        keys: what the person may see and other filters have left. At most 100,000 keys of each index are read.
     """
     wanted = NEEDING if state == "attention" else (state,)
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # the caller has not asked for the remaining states, so the loop stops
+        if name == wanted[-1]:  # nobody asked for the remaining states
             break
     return sorted(found)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
-    """For each state, yield a tuple with the name of the state, the ids of its keys, and a bool.
+    """Yield each state with the ids of its keys, and whether a query has reached its limit of `most` rows.
 
-    Each query returns at most `most` rows. The bool is True if a query has reached this limit. If a key is in several
-    states, the function yields the key only once, with the worst of these states.
+    A key in several states is yielded with the worst of them.
     """
     found: dict[str, set[int]] = {name: set() for name in FOUND}
     limited: set[str] = set()
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
-        # A cleanup leaves claims without a lease alone, so they are among the first keys that are due. To look for more
-        # would read everything that it has to delete.
+        # Claims without a lease are among the first keys that are due, because a cleanup leaves them alone. Looking
+        # further would read everything that it has to delete.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:
@@ -101,20 +95,15 @@ def _first_due(using: str) -> list[int]:
 
 
 def latest(keys: Keys, count: int) -> Keys:
-    """Return only the latest keys of a queryset.
-
-    The query reads only the newest keys. Each of these keys has an id that is greater than the table's highest id minus
-    `count`. So the query does not read the whole table.
-    """
+    """Keep only the latest keys: those whose id is within `count` of the table's highest."""
     newest = IdempotencyKey.objects.using(keys.db).aggregate(newest=Max("pk"))["newest"] or 0
     return keys.filter(pk__gt=newest - count)
 
 
 def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the other keys that have the same resource and the same fingerprint as this key.
+    """Other keys with the same resource and the same fingerprint.
 
-    Such a key can mean that a client has sent one request twice, each time with another key. Then the customer was
-    possibly charged twice.
+    A client that sends one request twice, under two keys, may have charged the customer twice.
     """
     if row.resource_id is None or row.fingerprint is None:
         return []
@@ -123,10 +112,10 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 
 def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[IdempotencyKey]:
-    """Return the other keys of this caller with the same fingerprint, the nearest first. A client that takes a new key
-    for a retry sends it soon, so this reads only the keys that were claimed around this one, by their ids.
+    """Other keys of this caller with the same fingerprint, the nearest first.
 
-    Callers without credentials share a scope, in which two requests that are alike mean nothing.
+    A client that takes a new key for a retry sends it soon, so only ids near this one are read. Callers without
+    credentials are left out: they share a scope, in which two requests that are alike mean nothing.
     """
     if row.fingerprint is None or row.scope == ANONYMOUS:
         return []
@@ -135,9 +124,9 @@ def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[Idemp
 
 
 def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
-    """Return the rows of this key of this caller under other operations, such as under the route's old name.
+    """The rows of this caller's key under other operations, such as the route's old name.
 
-    The unique index finds all rows of a key, whoever sent it. Only the first `LISTED` of them are read.
+    The unique index finds all rows of a key, whoever sent it; the first `LISTED` of them are read.
     """
     named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
     others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)
@@ -146,11 +135,11 @@ def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A `Number` object says how many keys are in one state, or how many keys need attention.
+    """How many keys are in a state, or need attention.
 
     Attributes:
-        limited: True if the count stopped at its limit, so that the table possibly has more such keys.
-        operations: for a state that needs attention, each operation with its number of keys and its oldest key.
+        limited: whether the count stopped at its limit, so that there may be more.
+        operations: in a state that needs attention, each operation with its number of keys and its oldest key.
     """
 
     state: str
@@ -171,7 +160,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """For each state, count the keys that the user of the admin may see. The function runs about twelve queries."""
+    """Count the keys in each state that this user may see, in about twelve queries."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)
@@ -179,12 +168,12 @@ def overview(keys: Keys) -> list[Number]:
 
 
 def hanging(running: Iterable[RunningTransaction]) -> int:
-    """Return how many of these open transactions have held keys for too long."""
+    """How many of these open transactions have held keys for too long."""
     return sum((one.seconds or 0) >= HANGS for one in running)
 
 
 def attention(numbers: list[Number]) -> Number:
-    """Add up the numbers of all states that need attention."""
+    """Add up the states that need attention."""
     needing = [number for number in numbers if number.state in NEEDING]
     return Number("attention", sum(one.count for one in needing), any(one.limited for one in needing))
 

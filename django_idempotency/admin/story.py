@@ -1,7 +1,4 @@
-"""This module makes the texts on the admin page of a key.
-
-The texts tell what has happened to the key, what is certain, what is not certain, and what comes next.
-"""
+"""What has happened to a key, what is certain, what is not, and what comes next: the texts of its page."""
 
 from __future__ import annotations
 
@@ -16,84 +13,78 @@ from .texts import moment
 Policy = IdempotencyKey.Policy
 WITHOUT_DECISION = {
     "in_doubt": gettext_lazy(
-        "The doubt stays: a charge without an order, or an order without a charge. Expires: %(expiry)s."
+        "The doubt remains: a charge without an order, or an order without a charge. Expires: %(expiry)s."
     ),
-    "half_done": gettext_lazy("The work stays half done, if no retry comes. Expires: %(expiry)s."),
-    "stuck": gettext_lazy("No harm is done: the request has failed, and no call was made."),
-    "in_flight": gettext_lazy("The worker ends, or a retry takes the key over after the lease."),
+    "half_done": gettext_lazy("The work stays half done unless a retry comes. Expires: %(expiry)s."),
+    "stuck": gettext_lazy("No harm done: the request failed before it made any call."),
+    "in_flight": gettext_lazy("The worker finishes, or a retry takes over once the lease has expired."),
 }
 
 
 class Story(Facts):
-    """An operator who looks at a key in the admin has questions. This class answers them.
-
-    Each answer is a text of a few short sentences, or an empty text.
-    """
+    """Answers the questions of an operator who looks at a key, each in a few short sentences or not at all."""
 
     @property
     def happened(self) -> str:
         row = self.row
         values = {"attempt": row.attempt, "time": moment(row.locked_until), "status": row.status_code}
         if self.state.name == "completed":
-            return _("The operation has ended with status %(status)s.") % values
+            return _("The operation finished with status %(status)s.") % values
         if self.live:
-            return _("A worker is at work on attempt %(attempt)s. It holds the lease until %(time)s.") % values
+            return _("A worker is on attempt %(attempt)s. Its lease runs until %(time)s.") % values
         if self.unleased:
-            return _("The view ended its own transaction, and then failed or died.")
+            return _("The view ended its own transaction, then failed or died.")
         if row.status == IdempotencyKey.Status.FAILED:
             return _("Attempt %(attempt)s ended without a final response.") % values
-        return _("The worker of attempt %(attempt)s has died or is too slow: its lease was over at %(time)s.") % values
+        return _("The worker on attempt %(attempt)s has died or is too slow: its lease expired at %(time)s.") % values
 
     @property
     def certain(self) -> str:
         if self.finished:
-            return _("These steps have ended: %(names)s.") % {"names": ", ".join(self.finished)}
+            return _("These steps finished: %(names)s.") % {"names": ", ".join(self.finished)}
         if self.state.name == "completed":
-            return _("The response is kept.")
+            return _("The response is stored.")
         if self.unleased:
-            return _("What the view wrote before the end of its transaction is kept.")
+            return _("Whatever the view wrote before its transaction ended is committed.")
         if self.in_doubt:
             return _("No step has a result.")
-        return _("No step was started: nothing has happened outside.")
+        return _("No step was started, so nothing has happened outside.")
 
     @property
     def uncertain(self) -> str:
         names = {"names": ", ".join(self.in_doubt)}
         if self.write_in_doubt:
-            return _("Whether these steps took effect: %(names)s. A write ended its own transaction in the middle.") % (
-                names
-            )
+            return _(
+                "Whether these steps took effect: %(names)s. A write ended its own transaction halfway through."
+            ) % (names)
         if self.in_doubt:
             return _(
-                "Whether these calls took effect: %(names)s. They were started and have no result. The other side "
-                "knows a call by its derived key only if the view has sent that key; else by your reference, the "
-                "amount and the time."
+                "Whether these calls took effect: %(names)s. They were started, but have no result. The other side "
+                "knows a call by its derived key only if the view sent that key; otherwise look for your reference, "
+                "the amount and the time."
             ) % (names)
         if self.unleased:
-            return _("Which part of its work the view has done.")
+            return _("How much of its work the view has done.")
         if self.lost:
-            return _("Nothing, but what these calls returned was lost: %(names)s. Look it up, and enter it.") % {
+            return _("Nothing, but what these calls returned was lost: %(names)s. Look it up and enter it.") % {
                 "names": ", ".join(self.lost)
             }
         return self._missing if self.state.name == "half_done" else ""
 
     @property
     def _missing(self) -> str:
-        """Return a text that says which work was perhaps not done.
-
-        All started steps of the key have ended. But if the view ran again, the view could start more steps.
-        """
+        """What may be missing although all started steps have finished: the view could start more."""
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
-            return _("Nothing. But no local write has ended: what belongs to these calls is missing, such as an order.")
+            return _("Nothing, but no local write finished: what belongs to these calls, such as an order, is missing.")
         return _(
-            "Nothing. The local writes have ended, too: %(names)s. If no step follows, only the answer is missing."
+            "Nothing. The local writes finished, too: %(names)s. Unless a step follows, only the response is missing."
         ) % {"names": ", ".join(written)}
 
     @property
     def without_decision(self) -> str:
         text = WITHOUT_DECISION.get(self.state.name) or _(
-            "The key expires at %(expiry)s. Then a request with it runs as a new one."
+            "The key expires at %(expiry)s. After that, a request with it counts as new."
         )
         if self.unleased:
             text = _("The key stays as it is, and retries are refused. Expires: %(expiry)s.")
@@ -104,17 +95,17 @@ class Story(Facts):
     @property
     def next_retry(self) -> str:
         if self.unreadable:
-            return _("It gets an error (500), because the stored texts cannot be decrypted. Nothing runs again.")
+            return _("It fails with status 500, because what is stored cannot be decrypted. Nothing runs again.")
         if self.state.name == "completed" and self.row.body is not None:
-            return _("It gets the kept response. Nothing runs again.")
+            return _("It gets the stored response. Nothing runs again.")
         if self.state.name == "completed":
             return _(
-                "It is told that the operation has ended, and that the response was not stored. Nothing runs again."
+                "It is told that the operation finished, but that its response was not stored. Nothing runs again."
             )
         if self.live:
-            return _("A retry is told that the request is still being processed.")
+            return _("It is told that the request is still being processed.")
         if self.unleased or self.write_in_doubt:
-            return _("It is refused with 409. A person has to decide.")
+            return _("It is refused with 409 until a person decides.")
         if self.in_doubt:
             return self._after_doubt
         return self._after_steps
@@ -122,11 +113,11 @@ class Story(Facts):
     @property
     def _after_steps(self) -> str:
         if self.lost:
-            return _("The view runs again, and fails when it asks for %(names)s. Enter the lost value first.") % {
+            return _("The view runs again, and fails as soon as it asks for %(names)s. Enter the lost value first.") % {
                 "names": ", ".join(self.lost)
             }
         if self.finished:
-            return _("The view runs again. Steps that have ended are not repeated; the view gets their results.")
+            return _("The view runs again. Finished steps are not repeated; the view gets their stored results.")
         return _("The view runs again.")
 
     @property
@@ -134,46 +125,42 @@ class Story(Facts):
         keyed = self.row.policy == Policy.RETRY_KEYED
         if keyed and self.unkeyed:
             return _(
-                "It is refused with 409: the other side could not recognize another call of %(names)s. If the view has "
-                "a reconcile function, the function is asked first. For the future: let the view ask for "
+                "It is refused with 409, because the other side could not recognize a repeated call of %(names)s. If "
+                "the view has a reconcile function, that is asked first. In future, let the view ask for "
                 'operation.derive_key(…) before the call and send it along, or pass on_abandoned="retry" if making the '
                 "call twice is harmless."
             ) % {"names": ", ".join(self.unkeyed)}
         if self.row.policy == Policy.RETRY and self.unsent:
             return _(
-                "The view runs again, and makes the calls in doubt again. The other side cannot recognize another call "
-                "of %(names)s, because the view had asked for no derived key before it. If the view has a reconcile "
-                "function, the function is asked first."
+                "The view runs again and repeats the calls in doubt. The other side cannot recognize a repeated call "
+                "of %(names)s, because the view had not asked for a derived key before it. If the view has a reconcile "
+                "function, that is asked first."
             ) % {"names": ", ".join(self.unsent)}
         if keyed or self.row.policy == Policy.RETRY:
             return _(
-                "The view runs again, and makes the calls in doubt again with the same derived keys. If the view has a "
-                "reconcile function, the function is asked first."
+                "The view runs again and repeats the calls in doubt, with the same derived keys. If the view has a "
+                "reconcile function, that is asked first."
             )
-        return _(  # a key without a policy is treated like a key with the policy "hold"
-            "It is refused with 409, and no call is made again. If the view has a reconcile function, the function "
-            "is asked first."
+        return _(  # no policy counts as "hold"
+            "It is refused with 409, and no call is repeated. If the view has a reconcile function, that is asked "
+            "first."
         )
 
     @property
     def to_do(self) -> str:
-        """Return the advice for a person who decides about this key.
-
-        If the lease of a worker is over, the worker can be dead or slow. A slow worker can still make calls. So the
-        advice usually begins with this sentence: make sure that the worker is dead.
-        """
+        """What to do. While an abandoned worker may only be slow, the first thing is to make sure that it is dead."""
         if self.unreadable:
             return _(
-                "Do not ask the client to retry. Put the missing encryption key back. If that key is lost for good, "
-                "never forget or release this key: find the order, and decide by the books of the other side."
+                "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "
+                "forget or release this idempotency key: find the order, and decide by the other side's books."
             )
         to_do = str(self.state.to_do)
         if self.lost and self.state.name == "half_done":
             to_do = _(
-                "Look up what these calls returned, and enter it: %(names)s. Until then, each retry fails. After that, "
-                "the next retry goes on from there."
+                "Look up what these calls returned and enter it: %(names)s. Until then every retry fails; afterwards, "
+                "the next one continues from there."
             ) % {"names": ", ".join(self.lost)}
         if not self.abandoned or not self.row.worker:
             return to_do
-        dead = _("First make sure that the worker %(worker)s (host:process) is dead, and not only slow.")
+        dead = _("First make sure that the worker %(worker)s (host:process) is dead and not just slow.")
         return f"{dead % {'worker': self.row.worker}} {to_do}"

@@ -1,7 +1,4 @@
-"""This module formats times, operations, long texts and encrypted texts for the pages of the admin.
-
-The templates escape each text. No function of this module sends a query to a database.
-"""
+"""Times, operations, long texts and encrypted texts as the admin shows them. Runs no queries; the templates escape."""
 
 from __future__ import annotations
 
@@ -22,39 +19,33 @@ from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 
 KEY_LENGTH = 12
-"""The list shows this number of characters of a key. These characters are enough to tell keys apart."""
+"""The characters of a key in the list, enough to tell keys apart."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
-"""The most bytes of one text that a page shows."""
-ENCRYPTED = gettext_lazy("Encrypted. You need the permission “Can view stored response bodies” to see the text.")
+"""The most bytes of a text that a page shows."""
+ENCRYPTED = gettext_lazy("Encrypted. To see the text, you need the permission “Can view stored response bodies”.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
-"""The shape before the name of each state, so that a reader needs no colours. Each state has a style sheet class."""
+"""The shape before the name of each state, so that readers need no colours. Each has a CSS class."""
 
 
 def badge(state: str) -> SafeString:
-    """Return the HTML badge of a state. The badge shows a shape and the name of the state."""
+    """The shape and the name of a state, as HTML."""
     html = '<span class="idempotency-badge idempotency-{}"><span aria-hidden="true">{}</span> {}</span>'
     return format_html(html, state, SHAPES[state], STATES[state].label)
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time as a text. The text shows the time in the local time zone, and then in UTC.
-
-    The time in UTC is useful because the logs of other services often have times in UTC.
-    """
+    """A time in the local zone, and in UTC, in which other services often write their logs."""
     if value is None:
         return "-"
-    if is_naive(value):  # If USE_TZ is False, a time has no zone. See the system check W004.
+    if is_naive(value):  # with USE_TZ = False, see the system check W004
         return f"{value:{FORMAT}}"
     local = f"{localtime(value):{FORMAT} %Z}"
     return local if local.endswith(" UTC") else f"{local} ({value.astimezone(UTC):{FORMAT}} UTC)"
 
 
 def readable_operation(operation: str) -> str:
-    """Return a readable name of an operation.
-
-    For example, the stored name `POST ^orders/(?P<pk>[0-9]+)/$` becomes `POST orders/<pk>/`.
-    """
+    """Show the stored name `POST ^orders/(?P<pk>[0-9]+)/$` as `POST orders/<pk>/`."""
     method, space, route = operation.partition(" ")
     if not any(mark in route for mark in "^$("):
         return operation
@@ -62,7 +53,7 @@ def readable_operation(operation: str) -> str:
 
 
 def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
-    """Return the beginning of a long text, with the whole text as a tooltip. Return a short text unchanged."""
+    """The beginning of a long text, with all of it as a tooltip. Short texts stay."""
     text = encodable(text)
     if len(text) <= length:
         return text
@@ -70,22 +61,20 @@ def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
 
 
 def readable_error(row: Row, column: str, stored: str | None, *step: str, allowed: bool) -> str:
-    """Return the text of a stored error, or a sentence that says why the page hides the error.
+    """The text of a stored error, or why it is hidden.
 
-    An encrypted error is hidden from users without permission, because the error can contain secrets.
+    An encrypted one is hidden from users without permission, because it can contain secrets.
     """
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
     try:
         return encodable(unseal(row, column, stored, *step) or "")
-    except NotDecryptable as error:  # The page shows why the text cannot be decrypted.
+    except NotDecryptable as error:
         return str(error)
 
 
 def readable_response(row: IdempotencyKey) -> str:
-    """Return the stored response (status, headers and body) as a text. If the page cannot show the response, the text
-    says why.
-    """
+    """The stored response (status, headers and body) as text, or why it cannot be shown."""
     try:
         kept = unseal_response(row, row)
         fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
@@ -97,32 +86,31 @@ def readable_response(row: IdempotencyKey) -> str:
 
 
 def readable_body(body: bytes) -> str:
-    """Return the beginning of a body as text. If the body is not a text in UTF-8, return the size of the body."""
+    """The beginning of a body as text, or its size if it is not UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError:
-        return _("%(size)d bytes that are no text in UTF-8") % {"size": len(body)}
+        return _("%(size)d bytes that are not UTF-8 text") % {"size": len(body)}
     return cut(body)
 
 
 def cut(text: bytes) -> str:
-    """Return the beginning of a text.
+    """The beginning of a text, as it is.
 
-    The function does not indent JSON, because it would have to parse the JSON first. A JSON parser can change a number.
-    If a JSON object has the same name twice, a JSON parser keeps only one of the two values.
+    JSON is not indented, because parsing it can change numbers, and drops one of two values with the same name.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """Return JSON text in UTF-8. A surrogate character becomes an escape sequence, such as "\\ud800"."""
+    """JSON in UTF-8, in which a surrogate character becomes an escape sequence such as "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 
 def encodable(text: str) -> str:
-    """Replace each character that no reader sees with an escape sequence of JSON, so that results can still be pasted.
+    """Escape each invisible character as JSON does, so that results can still be pasted. Lines and tabs stay.
 
-    A surrogate character is one of them, because UTF-8 cannot encode it. Lines and tabs stay.
+    Surrogate characters are among them, because UTF-8 cannot encode them.
     """
     return HIDDEN.sub(lambda found: found[0] if found[0] in "\n\t" else json.dumps(found[0])[1:-1], text)

@@ -1,7 +1,7 @@
-"""This module makes the timeline of a key: its claim, its steps, and the decisions of people, sorted by time.
+"""The timeline of a key: its claim, its steps and the decisions of people, by time.
 
-Stored results and encrypted texts can contain personal data. So the functions that show these texts need a `Shown`
-object. A `Shown` object says what the current user may see.
+Results and encrypted texts can contain personal data, so what shows them needs a `Shown`, which knows what the current
+user may see.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ Kind = IdempotencyStep.Kind
 
 
 class Entry:
-    """An `Entry` object is one line of the timeline.
-
-    Each item of the argument `facts` is a pair: a label, and the HTML to show after the label. If the HTML of an item
-    is empty, the page does not show the item.
-    """
+    """A line of the timeline. `facts` are pairs of a label and its HTML; those without HTML are left out."""
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
         self.at, self.title, self.mark = at, title, mark
@@ -42,7 +38,7 @@ class Entry:
 
 
 def timeline(key: Shown) -> SafeString:
-    """Return the timeline as an HTML list in which the oldest entry comes first."""
+    """The timeline as an HTML list, oldest first."""
     row = key.row
     entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.steps), *_decisions(key)]
     if row.completed_at:
@@ -68,37 +64,34 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
-    """Return the derived key of a call, if the view had asked for it before each start of the call. Otherwise no
-    gateway has seen it, and a person who looks for it there would believe that the call did not happen.
+    """The derived key of a call, if the view had asked for it before each start. Otherwise the gateway may never have
+    seen it, and a person who looks for it there would believe that the call did not happen.
 
     Args:
-        keyed: None if it is not known, because an earlier version has written the entry of the trail.
+        keyed: None if an earlier version wrote the entry of the trail, and nobody knows.
     """
     if kind != Kind.CALL or keyed is None:
         return ""
     if not keyed:
-        return _("none: the view had not asked for one before this call")
+        return _("none: the view did not ask for one before this call")
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     return copyable(derived_key(identity, step, get_settings().namespace))
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name and the derived key of each step in doubt. Perhaps the external service knows the derived key."""
+    """The steps in doubt with their derived keys, by which the external service may know them."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
 def sent_keys(key: Facts) -> list[str]:
-    """Return the derived keys of the calls in doubt, where the view had asked for them."""
+    """The derived keys of the calls in doubt, where the view had asked for them."""
     row, namespace = key.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     return [derived_key(identity, step.name, namespace) for step in key.doubts if step.keyed]
 
 
 def copyable(text: str) -> SafeString:
-    """Return HTML for a text and for a button that copies this text.
-
-    If the browser does not run the script of the admin pages, the button stays hidden.
-    """
+    """A text with a button that copies it, which stays hidden without the script of the admin pages."""
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
 
@@ -108,17 +101,16 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
         return _("recorded by a person")
     if step.finished_at is not None:
         seconds = (step.finished_at - step.started_at).total_seconds()
-        return _("done after %(seconds).3f s") % {"seconds": seconds}
+        return _("finished after %(seconds).3f s") % {"seconds": seconds}
     if facts.live:
         return _("running")
     return badge("in_doubt") if facts.idle else _("no result")
 
 
 def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
-    """Return the result of a finished step as JSON that a person can paste into a form.
+    """The result of a finished step as JSON to paste into a form, or why it cannot be shown.
 
-    If the page cannot show the result, the function returns a text that says why. If the step is not finished, or if
-    the person is not allowed to see secrets, the function returns an empty text.
+    It is empty for an unfinished step, and for people who may not see secrets.
     """
     if step.finished_at is None or not key.secrets:
         return ""
@@ -129,14 +121,14 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """Return the name and the result of each finished step. A person needs the results to make a decision."""
+    """The finished steps with their results, which a person needs to decide."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
 def pasteable(kept: str | None) -> SafeString | str:
-    """Return a stored result as JSON that a person can paste into a form."""
+    """A stored result as JSON to paste into a form."""
     if kept is None:
-        return _("Done, but the result could not be stored.")
+        return _("Finished, but the result could not be stored.")
     try:
         text = as_utf8(value_text(kept))
     except (RecursionError, ValueError):
@@ -145,19 +137,16 @@ def pasteable(kept: str | None) -> SafeString | str:
 
 
 def value_text(kept: str) -> str:
-    """Return the JSON of a stored result. Raises `ValueError` for invalid JSON.
+    """The JSON of a stored result: for a model instance, its model, primary key and alias.
 
-    For a model instance, the JSON has the model, the primary key and the database alias.
+    Raises `ValueError` for invalid JSON.
     """
     value = json.loads(kept)
     return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 
 def last_decision(key: Shown) -> str:
-    """Return a text that shows the last decision, its time, its reason, and the person who made this decision.
-
-    If the key has no decisions, the text is empty. If the page cannot show the decisions, the text says why.
-    """
+    """The last decision: who, what, when and why. Empty without one; otherwise says why it cannot be shown."""
     made, hidden = _trail(key)
     if not made:
         return hidden
@@ -166,10 +155,7 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """Return two things: a list of the decisions about a key, and a message for the page.
-
-    If the page cannot show the decisions, the list is empty, and the message says why. Otherwise, the message is empty.
-    """
+    """The decisions about a key, or an empty list and why they cannot be shown."""
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
@@ -194,7 +180,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
 
 
 def decided(made: Decision) -> str:
-    """Return one sentence that says which person made the decision, and what the person decided."""
+    """Who decided, and what, in one sentence."""
     texts = {
         "release": _("%(by)s released the key for a retry"),
         "record": _("%(by)s recorded the result of “%(detail)s”"),
@@ -203,18 +189,13 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # A newer release of this package can store a new kind of action. If an action is missing in the dict `texts`, the
-    # sentence shows the stored name of the action.
+    # A newer release may have stored an action that has no sentence here.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """Return HTML for a step that was in doubt when a person made a decision.
-
-    A decision can delete the step from the table. So the stored decision has a copy of the step, and this function
-    reads the copy.
-    """
+    """A step that was in doubt then, from the copy in the trail: a decision can delete the step itself."""
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values

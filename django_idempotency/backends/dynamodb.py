@@ -17,22 +17,22 @@ from . import KeyValueBackend
 __all__ = ["DynamoDBBackend"]
 
 LIMITS = Config(connect_timeout=1, read_timeout=1, retries={"mode": "standard", "total_max_attempts": 2})
-"""One second for an answer, and a second try. boto3 waits 60 seconds by default, and tries more often."""
+"""One second for an answer, and a second try. boto3's defaults are 60 seconds and more tries."""
 
 
 class DynamoDBBackend(KeyValueBackend):
     """Keeps keys in a table of DynamoDB, each by one conditional write.
 
-    The table has the partition key `name`, a string, and no sort key. Turn on Time to Live for the attribute `expires`.
-    DynamoDB has no clock in its conditions and deletes expired items days later, so each condition compares `expires`
-    with this machine's clock. Global tables do not deduplicate across regions.
+    The table needs the partition key `name`, a string, no sort key, and Time to Live on the attribute `expires`.
+    Because DynamoDB has no clock in its conditions and deletes expired items days later, each condition compares
+    `expires` with this machine's clock. Global tables do not deduplicate across regions.
 
     Args:
         table: the name of the table.
         client: arguments for `boto3.client("dynamodb", …)`, such as `region_name` or `endpoint_url`.
     """
 
-    max_bytes = 400 * 1024 - 512  # what an item may have, less its name, its time and the names of its attributes
+    max_bytes = 400 * 1024 - 512  # the limit of an item, less its name, its time and the names of its attributes
 
     def __init__(self, table: str, **client: Any) -> None:
         self.table = table

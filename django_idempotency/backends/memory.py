@@ -15,11 +15,11 @@ __all__ = ["MemoryBackend"]
 
 
 CROWDED = 1000
-"""With so many keys, and whenever their number has doubled, the expired ones are dropped."""
+"""At so many keys, and whenever their number has doubled, the expired ones are dropped."""
 
 
 class MemoryBackend(KeyValueBackend):
-    """Keeps keys in this process, and forgets them with it. Two processes do not see each other's keys."""
+    """Keeps keys in this process and forgets them with it. Two processes do not see each other's keys."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -42,15 +42,14 @@ class MemoryBackend(KeyValueBackend):
             return found
 
     def clear(self) -> None:
-        """Forget all keys."""
         with self._lock:
             self._kept.clear()
 
     def check(self) -> Iterator[CheckMessage]:
         if not settings.DEBUG:
             yield Warning(
-                "Keys in the memory of a process are lost with it, and another process does not see them: its "
-                "duplicates run.",
+                "Keys in the memory of a process are lost with it, and invisible to other processes, where duplicates "
+                "run.",
                 hint="Use RedisBackend or DynamoDBBackend in production.",
                 id="django_idempotency.W012",
             )

@@ -25,21 +25,21 @@ if (found or '') == ARGV[1] then
 end
 return found
 """
-"""An absent value is an empty text here, which no value is."""
+"""An absent value is an empty text here, because no stored value is."""
 TIMEOUT = 1.0
-"""Seconds for an answer, once more for a second try. redis-py waits five seconds by default, and tries more often."""
+"""Seconds for an answer, and again for a second try. redis-py's defaults are five seconds and more tries."""
 REPLICAS_TIMEOUT = 900
-"""Milliseconds in which the replicas must confirm, less than `TIMEOUT`."""
+"""Milliseconds for the replicas to confirm, less than `TIMEOUT`."""
 
 
 class RedisBackend(KeyValueBackend):
-    """Keeps keys in Redis or Valkey, 6.2 or newer, each by one script of the server.
+    """Keeps keys in Redis or Valkey, 6.2 or newer, each by one script that runs on the server.
 
     Args:
         url: the address, as redis-py's `from_url` takes it, such as "rediss://user:password@host:6379/0".
         prefix: begins each name. Projects that share a server need different ones.
-        replicas: the number of replicas that must have each claim and each result before it counts. Without them, a
-            failover can forget the last keys, and their retries run again.
+        replicas: how many replicas must have each claim and each result before it counts. Without any, a failover can
+            forget the last keys, and their retries run again.
     """
 
     def __init__(self, url: str, *, prefix: str = "django-idempotency:", replicas: int = 0) -> None:
@@ -47,7 +47,7 @@ class RedisBackend(KeyValueBackend):
         self.client = self.connect()
 
     def connect(self) -> Any:
-        """Return the client of redis-py. Override it for a cluster or for Sentinel, with the same time limits."""
+        """Return redis-py's client. Override it for a cluster or for Sentinel, with the same time limits."""
         limits = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "retry": Retry(NoBackoff(), 0)}
         return redis.Redis.from_url(self.url, **limits)
 

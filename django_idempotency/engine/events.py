@@ -1,6 +1,4 @@
-"""This module reports what happens to keys. For each event, the module writes to the logger `django_idempotency`, and
-sends the signal `key_event`.
-"""
+"""Report what happens to keys, to the logger `django_idempotency` and with the signal `key_event`."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ LEVELS = {
     **dict.fromkeys(("busy", "claim_lost", "taken_over"), logging.WARNING),
     **dict.fromkeys(("held", "error", "unstored"), logging.ERROR),
 }
-"""All other events have the level INFO. A client can cause any number of these events, so they must not be warnings."""
+"""Everything else is INFO: a client can cause any number of the other events, so they must not be warnings."""
 REFUSED = {
     outcomes.Mismatched: "mismatched",
     outcomes.Conflicted: "conflicted",
@@ -37,12 +35,10 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """Return an iterator. For each "held" event of one attempt, the iterator returns the log level of this event.
+    """The levels of the "held" events of one attempt: ERROR for the first, INFO for the others.
 
-    The iterator first returns ERROR, and then always INFO.
-
-    Because of the cache, all calls for one attempt return the same iterator. So if a client retries a held key many
-    times, each process logs only one ERROR.
+    The cache returns the same iterator for all events of an attempt, so each process logs one ERROR however often a
+    client retries a held key.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
 
@@ -58,15 +54,14 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Write the event to the log, and send it as a signal. This function never raises an exception.
+    """Log an event and send it as a signal, after the commit of a transaction that is open on `using`. Raises nothing.
 
-    If a transaction is open on this database alias, the log and the signal wait for the commit of this transaction. For
-    a key in a `backend`, the alias `using` is None, and nothing waits.
-
-    `event` is one of the texts in the docstring of `signals.key_event`. The package removes the text after the first
-    colon from `reason`, because this text can come from the client. `resource` is the type and the id of the object
-    that the operation is about. `level` is the level of the log record. If `level` is None, the function reads the
-    level from the dict `LEVELS`.
+    Args:
+        event: one of the texts in the docstring of `signals.key_event`.
+        using: database alias. None for a key in a `backend`, and nothing waits.
+        reason: cut at the first colon, because what follows can come from the client.
+        resource: type and id of what the operation is about.
+        level: of the log record; default: see `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or (key_event.receivers and key_event.has_listeners(IdempotencyKey))):
@@ -95,10 +90,9 @@ def report(
 def report_outcome(
     outcome: outcomes.Outcome[Any], identity: Identity, using: str | None, backend: str | None = None
 ) -> None:
-    """Report how the work ended, or why the work did not run.
+    """Report how the work ended, or why it did not run.
 
-    This function does not report replays, because the option `may_replay` can still refuse the replay after this
-    function was called. The code that makes a replay also reports the replay.
+    A replay is reported by the code that makes it, because `may_replay` can still refuse it.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -115,7 +109,7 @@ def report_outcome(
 
 
 def warn_if_unprotected(operation: str) -> None:
-    """Write to the log that the requests of this operation run without protection, once in each process."""
+    """Log once in each process that requests of this operation run without protection."""
     unprotected(operation, "observe is True" if get_settings().enabled else "ENABLED is False")
 
 
@@ -126,7 +120,7 @@ def unprotected(operation: str, why: str) -> None:
 
 
 def report_purged(cleanup: Any, using: str) -> None:
-    """Write the result of a cleanup to the log, and send it as a signal. This function never raises an exception."""
+    """Log the result of a cleanup, and send it as a signal. Raises nothing."""
     names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."
@@ -145,18 +139,14 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """If the logging fails or a signal receiver fails, print the exception, and do not raise the exception again.
+    """Print what a log filter or a signal receiver raises, and go on.
 
-    Python's logging prints most of its own errors, and does not raise them. But a filter of a logger can raise an
-    exception. If a receiver without `__qualname__` fails, `send_robust` itself raises an exception.
-
-    The argument `robust=True` of `on_commit` cannot replace this function, because the callback is a `partial` object.
-    If this callback raised an exception, Django 5.2 would raise a second exception, and would not run the project's
-    callbacks. Newer versions of Django would write the text of the callback to the log. This text contains the key, and
-    the key is a secret.
+    Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
+    `__qualname__` fails. `robust=True` of `on_commit` is not enough: for a `partial`, Django 5.2 raises a second
+    exception and skips the project's callbacks, and newer versions log the callback's text, which contains the key, a
+    secret.
     """
     try:
         yield
-    # An exception of a receiver must not change the response.
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 (a receiver must not change the response)
         traceback.print_exc()

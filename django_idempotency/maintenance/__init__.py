@@ -1,6 +1,4 @@
-"""The public functions of this package find keys, delete keys, and store decisions about keys. Some functions erase the
-data of one caller.
-"""
+"""Find stored keys, clean them up, decide about them, and erase what is stored about one caller."""
 
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request.callers import scope_of_user

@@ -1,4 +1,4 @@
-"""Delete expired keys in many short transactions, not in one long transaction."""
+"""Delete expired keys, in many short transactions instead of a long one."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from ..models import IdempotencyKey
 from .lookups import refuse_out_of_range
 
 BATCH_SIZE = 5000
-"""The rows in one transaction. 5000 rows take about 10 ms on PostgreSQL, so live traffic is not disturbed."""
-FREED = "cleanup_idempotency_keys: the lease was over, and nothing outside had been called."
-"""The error text of a stuck key that a cleanup marks as failed. The index of failed rows needs an error text."""
+"""Rows per transaction. PostgreSQL deletes 5000 in about 10 ms, too short to disturb live traffic."""
+FREED = "cleanup_idempotency_keys: the lease had expired, and nothing outside had been called."
+"""The error text of a stuck key that a cleanup marks as failed: the index of failed rows needs one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """A `Cleanup` object says how many keys a cleanup has deleted or changed. The object also says how many keys need
-    attention.
+    """What a cleanup has deleted and changed, and how many keys need attention.
 
     Attributes:
         deleted: how many keys were deleted.
         batches: how many transactions changed keys.
-        complete: whether all expired keys are deleted, except keys that another transaction had locked.
-        stuck, in_doubt, half_done: how many keys are in these states. Each key is counted once.
+        complete: whether all expired keys are gone, except those that another transaction had locked.
+        stuck, in_doubt, half_done: how many keys are in these states. Each key counts once.
         unstuck: how many stuck keys were marked as failed, because they had called nothing outside. Their next retry
             runs at once.
     """
@@ -59,21 +58,20 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete expired keys of one database in batches. Each batch is one short transaction.
+    """Delete the expired keys of one database in batches, each in one short transaction.
 
-    Call this function from cron, Celery beat or django.tasks. Several cleanups can run at the same time. If the
-    database has SKIP LOCKED, a cleanup does not wait for locked rows. Before the deletion, the function marks each
-    stuck key as failed, so that the next retry of the key runs at once. A stuck key is harmless, because its work has
-    made no external call. The function never deletes a key that is in progress, in doubt or half done. The function
-    counts the keys that are in doubt or half done, but does not change these keys.
+    Call it from cron, Celery beat or django.tasks; several cleanups can run at once, and skip the rows that others have
+    locked where the database has SKIP LOCKED. Stuck keys are marked as failed first, so that their next retry runs at
+    once, which is harmless because they have made no external call. Keys that are in progress, in doubt or half done
+    are never deleted or changed, only counted.
 
     Args:
         using: database alias; default: the write alias of the key table.
-        batch_size: rows in one transaction, at least 1.
-        max_seconds: after so many seconds, stop at the end of a batch.
+        batch_size: rows per transaction, at least 1.
+        max_seconds: stop at the end of a batch after so many seconds.
         pause: seconds to wait between two batches.
-        stop: when this event is set, the run stops at the end of the current batch. A signal handler can set the event,
-            but only for the first signal.
+        stop: once this event is set, the run stops at the end of the current batch. A signal handler may set it, but
+            only for the first signal.
         progress: called after each batch with the number of rows deleted so far.
 
     Returns:
@@ -117,23 +115,19 @@ def cleanup_idempotency_keys(
 
 
 def is_over(stop: Event | None, deadline: float) -> bool:
-    """Return True if a cleanup or a recovery must stop, because its time is over or the event `stop` is set.
+    """Whether a cleanup or a recovery must stop.
 
-    The function does not call `stop.wait()`, because `wait()` locks the event `stop` for a short time. During this
-    time, a signal handler in the same thread can call `stop.set()`, which needs the same lock. Then the thread would
-    wait for its own lock forever. `is_set()` takes no lock.
+    `stop.wait()` would briefly take the event's lock, and a signal handler that calls `stop.set()` in the same thread
+    would then wait for ever for its own thread. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:
-    """Mark at most `batch_size` stuck keys as failed, and return how many keys were marked. The caller must open a
-    transaction first.
+    """Mark up to `batch_size` stuck keys as failed, inside the caller's transaction, and return how many.
 
-    A stuck key is harmless, because its work has made no external call. A key that was marked as failed causes no
-    alarm. The next retry of a failed key runs immediately, and uses the stored steps. Perhaps the old worker of the key
-    is still alive. Then the fence stops the old worker. If the database has SKIP LOCKED, the function skips rows that
-    another transaction has locked.
+    They have made no external call, so nothing is lost: the next retry runs at once with the stored steps, and the
+    fence stops the old worker if it is still alive. Locked rows are skipped where the database has SKIP LOCKED.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -142,12 +136,9 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark each key in `keys` as failed, but only if the key is still stuck. Return how many keys were marked. The
-    caller must lock the rows of the keys before it calls this function.
+    """Mark those of `keys` as failed that are still stuck, and return how many. Their rows must be locked.
 
-    Before the row of a key is locked, a worker can still start an external call. Then the key is no longer stuck.
-
-    When a key is marked as failed, the key is kept for at least one `ttl` after the mark.
+    A worker may have started an external call before the lock. Marked keys are kept for at least one more `ttl`.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -159,11 +150,9 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
 
 def preview(using: str | None = None) -> Cleanup:
-    """Return how many keys a cleanup would delete or change now. The function itself does not delete or change keys.
+    """Count what a cleanup would delete now (`deleted`) and mark as failed (`unstuck`), without doing so.
 
-    The attribute `deleted` of the result is the number of expired keys. The attribute `unstuck` is the number of stuck
-    keys. The attribute `stuck` is always 0. A cleanup without dry run marks every stuck key as failed, so no stuck key
-    remains.
+    `stuck` is 0, because a real cleanup would leave no stuck key.
     """
     store = store_for(alias_for(using))
     with _explained(store):

@@ -1,8 +1,7 @@
-"""This module reads and writes the list of decisions about a key. The list is stored in a column of the key's row. Each
-decision has an action and a time. A decision can also have a reason, and the name of the person or of the command.
+"""The trail of decisions about a key, which is stored in a column of its row and deleted with it.
 
-A decision can delete steps that were in doubt. The list contains a copy of the deleted steps, so that people can still
-read them. When the key's row is deleted, the list is deleted, too.
+Each entry says what was decided and when, and, where known, by whom and why. Steps that were in doubt are copied into
+it, because a decision can delete them.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ if TYPE_CHECKING:
 
 
 SEALED = "sealed"
-"""The entry that holds a whole trail that could not be decrypted when the next decision was made."""
+"""The entry that holds a whole trail which could not be decrypted when the next decision was made."""
 RECORDED = frozenset({"record", "correct"})
 """The actions that gave a step its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """This object is a decision that a person or a command has made about a key.
+    """A decision that a person or a command has made about a key.
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
-        at: the time of the decision, as ISO 8601 with the zone. The default is now.
+        at: when, as ISO 8601 with the zone; default: now.
         by: the user name, or the name of the command.
         reason: the reason that the person has written.
         attempt: the attempt that the decision was about.
-        detail: the step that was recorded, or the status that was answered.
+        detail: the step that was recorded, or the status of the answer.
         steps: the steps that were in doubt then: name, kind, attempt, keyed, started_at, error.
-        replaced: the old result that the action "correct" has replaced, in its stored form.
+        replaced: the result that the action "correct" has replaced, in its stored form.
     """
 
     action: str
@@ -57,7 +56,7 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """Return the time of the decision as a `datetime`. If USE_TZ is True, this `datetime` has a time zone."""
+        """`at` as a `datetime`, which is aware if USE_TZ is True."""
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)
 
@@ -66,11 +65,10 @@ NAMES = {field.name for field in fields(Decision)}
 
 
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
-    """Return the decisions about this key. The oldest decision comes first. Raises `NotDecryptable`. Reads no database.
+    """Return the decisions about this key, oldest first. Runs no query. Raises `NotDecryptable`.
 
-    If this version of the package cannot read an entry, the function returns a decision with the action "unreadable". A
-    newer version of the package can write an entry of this kind. If a decision cannot be read, use the time of the
-    key's last change as the decision's time. This function ignores unknown fields of an entry.
+    Unknown fields are ignored. An entry that cannot be read, because a newer version of the package wrote it for
+    example, becomes a decision with the action "unreadable" and the time of the key's last change.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -80,9 +78,7 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
 
 
 def correctable(key: IdempotencyKey) -> set[str]:
-    """Return the names of the steps whose results were recorded by a person. If the decisions cannot be decrypted,
-    return an empty set.
-    """
+    """The steps whose results a person has recorded, as far as the decisions can be decrypted."""
     try:
         return {decision.detail for decision in decisions_of(key) if decision.action in RECORDED}
     except NotDecryptable:
@@ -90,7 +86,7 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Add a decision to the old decisions of a key, and return the new text for the column `decisions`.
+    """Return the new text of the column `decisions`, with one more decision.
 
     A trail whose encryption key is lost becomes the first entry of the new one, as it is.
     """
@@ -105,14 +101,14 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
 
 
 def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
-    """Return a copy of a step in doubt. The list of decisions contains the copy."""
+    """Copy a step in doubt for the trail."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "keyed", "started_at")}
     return {**kept, "error": readable(row, "error", step.error, step.name)}
 
 
 def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
-    """Decrypt a text that a decision keeps. Without its encryption key it is kept as it is, for the day the key is
-    found: a decision rests on the books of the other side, and needs none of it.
+    """Decrypt a text for the trail. Without its encryption key it is kept as it is, for the day the key is found: a
+    decision rests on the books of the other side, and needs none of it.
     """
     try:
         return unseal(row, column, stored, *step)
@@ -121,9 +117,7 @@ def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -
 
 
 def _is_readable(entry: Any) -> bool:
-    """Return whether this version of the package can read the entry. If the entry cannot be read, the admin pages show
-    a note about this, and nothing else.
-    """
+    """Whether this version understands the entry. If not, the admin only notes that there is one."""
     try:
         steps = entry.get("steps", [])
         times = [entry["at"], *(step["started_at"] for step in steps)]
@@ -135,9 +129,7 @@ def _is_readable(entry: Any) -> bool:
 
 
 def _entries(row: IdempotencyKey) -> list[Any]:
-    """Return all entries of the column `decisions`, also entries that this version of the package cannot read. Raises
-    `NotDecryptable`.
-    """
+    """All entries, including those that this version cannot read. Raises `NotDecryptable`."""
     text = unseal(row, "decisions", row.decisions)
     try:
         entries = json.loads(text or "[]")
@@ -146,7 +138,7 @@ def _entries(row: IdempotencyKey) -> list[Any]:
     if not isinstance(entries, list):
         raise NotDecryptable(
             f"The decisions about idempotency key {reference_of(row.key_hash)} cannot be read: the column 'decisions' "
-            "holds no JSON list. It was changed in the database. Until it is put right, no decision can be added."
+            "is not a JSON list, so it was changed in the database. No decision can be added until it is repaired."
         )
     if entries and isinstance(entries[0], dict) and SEALED in entries[0]:
         with suppress(NotDecryptable):

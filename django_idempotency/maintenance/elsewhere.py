@@ -1,4 +1,4 @@
-"""One key of a backend, for an operator. A backend has no lists, so these functions need the whole identity."""
+"""One key of a backend, for an operator. A backend cannot list its keys, so its whole identity must be given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KeyInBackend:
     Attributes:
         status: "in_progress" while a worker's lease lasts, or "completed".
         status_code: the status of the stored response, 200 for a result of `run_once`, or None while it is in progress.
-        resource: type and id that `refer_to` has stored, or None.
+        resource: the type and id passed to `refer_to`, or None.
     """
 
     status: Literal["in_progress", "completed"]
@@ -29,12 +29,12 @@ class KeyInBackend:
 
 
 def find_in_backend(backend: str, *, scope: str, operation: str, key: str) -> KeyInBackend | None:
-    """Look up one key in a backend, with one read. No database is asked.
+    """Look up one key in a backend, with one read. No database is queried.
 
     Args:
         backend: its name in `BACKENDS`.
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
-        operation: the name that `idempotency_endpoints` and the log have ("POST events/").
+        operation: its name in `idempotency_endpoints` and in the log, such as "POST events/".
         key: the client's key, without quotes.
 
     Returns:

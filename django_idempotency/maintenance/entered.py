@@ -1,7 +1,4 @@
-"""This module checks what a person has entered for a decision, in the admin or in a command.
-
-For a decision, a person enters the result of a step, or the response of a key.
-"""
+"""Is what a person has entered usable as the result of a step, or as the response of a key?"""
 
 from __future__ import annotations
 
@@ -21,22 +18,22 @@ from ..engine.protocol.outcomes import Snapshot
 from ..exceptions import ResultNotStorable
 
 AS_IT_IS = ("X-Content-Type-Options", "nosniff")
-"""This header makes browsers trust the content type, so that they do not look for HTML in the body."""
+"""Stops browsers from sniffing the body for HTML: they have to trust its content type."""
 
 
 def answer_of(status: int, content_type: str, body: str) -> Snapshot:
     """Return the response that a person has entered for a key.
 
-    Raises `ValueError` if the content type is JSON but the body is not valid JSON.
+    Raises `ValueError` if the content type is JSON but the body is not.
     """
-    if body and content_type.endswith("json"):  # The body can be empty, for example for the status 204.
+    if body and content_type.endswith("json"):  # it is empty for a 204, for example
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)
     return Snapshot(status_code=status, headers=headers, body=body.encode())
 
 
 def entered_answer(status: int, body: str) -> Snapshot:
-    """Return a response whose content type a person has left out: JSON if the body begins like JSON, and else text.
+    """Return a response for which no content type was entered: JSON if the body begins like JSON, otherwise plain text.
 
     Raises `ValueError` if the body begins like JSON but is not valid JSON.
     """
@@ -47,18 +44,18 @@ def entered_answer(status: int, body: str) -> Snapshot:
 def result_of(
     value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
-    """A person has entered the result of a step as JSON. Return this result.
+    """Return the result of a step that a person has entered as JSON.
 
     Args:
-        value: the value that `json_value` has returned. An object with a model and a primary key stands for that row.
+        value: what `json_value` returned. An object with a model and a primary key stands for that row.
         envelope: whether the step itself returns objects that look like the stored form of a result.
         allowed: whether this person may know which rows of a model exist.
 
     Raises:
-        ValueError: the value cannot be the result. The text says why.
+        ValueError: the value cannot be the result. The message says why.
     """
     if is_envelope(value) and not envelope:
-        raise ValueError(_("This is the envelope in which a result is kept. Enter only what stands inside “value”."))
+        raise ValueError(_("This is the envelope in which a result is stored. Enter only what is inside “value”."))
     result = _row_of(value, allowed)
     try:
         encode_step(result)
@@ -68,11 +65,7 @@ def result_of(
 
 
 def json_value(text: str) -> Any:
-    """Return the Python value of a JSON text.
-
-    Raises `ValueError` if the text is not valid JSON. NaN and Infinity also raise `ValueError`, although Python's
-    `json` module accepts them.
-    """
+    """Parse JSON. Raises `ValueError`, also for the NaN and Infinity that Python's `json` accepts."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:
@@ -84,7 +77,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def is_envelope(value: Any) -> bool:
-    """Return whether this value is an envelope such as `{"value": 5}`. The results of steps are stored in envelopes."""
+    """Whether a value looks like `{"value": 5}`, the form in which results are stored."""
     return isinstance(value, dict) and list(value) == ["value"]
 
 
@@ -101,8 +94,7 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # If the entered value contains no database alias, this check reads the row from the alias that the router
-        # chooses for writes. A retry also uses this alias to read the row, and does not read from a replica.
+        # Without an alias of its own, the row is read where a retry will read it: from the write alias, not a replica.
         return decode(json.dumps({**value, "using": value.get("using") or router.db_for_write(model)}))
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

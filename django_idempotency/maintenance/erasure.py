@@ -1,19 +1,15 @@
-"""This module deletes what is stored about a caller.
-
-Use the function `forget` to delete one key, so that the next request with this key runs. Use the function
-`forget_scope` if a person wants you to erase their personal data.
+"""Delete what is stored about a caller: one key, so that the next request with it runs, or everything, when a person
+wants their personal data erased.
 
 # Note [What is never forgotten]
-`forget` and `forget_scope` do not delete a key that is in progress, because perhaps a worker is processing the key. A
-failed key is kept, too, if the key has a finished call or a step in doubt. If the package deleted this failed key, the
-next retry would make the call a second time. A key that is in progress without a lease is also not deleted. The code
-that ran for such a key has ended its own transaction, and was interrupted after that. `Forgotten.kept` counts all keys
-that were kept. If `include_unsettled` is True, both functions also delete keys that are stuck, in doubt or half done.
-Then only two kinds of keys are kept: keys with a live lease, and keys whose row is locked. After the deletion, the
-database has no information about the calls of a deleted key.
+`forget` and `forget_scope` do not delete a key that is in progress, because a worker may be processing it. They also
+keep a failed key that has a finished call or a step in doubt: without it, the next retry would make the call a second
+time. A key that is in progress without a lease is kept as well, because its code ended its own transaction and was
+interrupted after that. `Forgotten.kept` counts them all. With `include_unsettled`, keys that are stuck, in doubt or
+half done are deleted, too; only those with a live lease or a locked row are kept. After that, the database knows
+nothing of the calls of a deleted key.
 
-In atomic mode, a key is committed at the end of the request. So `forget` cannot find the key while the request is
-running.
+In atomic mode a key is committed at the end of the request, so `forget` cannot find it while the request is running.
 """
 
 from __future__ import annotations
@@ -41,21 +37,19 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 BATCH_SIZE = 5000
-"""One query reads, and one transaction deletes, at most this number of rows. 5000 rows take about 10 ms."""
+"""Rows per query and per transaction. PostgreSQL deletes 5000 in about 10 ms."""
 logger = logging.getLogger("django_idempotency")
 SETTLED = (FAILED_STATE.name, COMPLETED.name)
-"""The states of keys that can be deleted, because a retry does not need them."""
+"""The states of keys that no retry needs, so that they can be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """A `Forgotten` object has the number of deleted keys, and the number of kept keys.
-
-    The note "What is never forgotten" says which keys are kept.
+    """How many keys were deleted, and how many were kept, for the reasons in Note [What is never forgotten].
 
     Attributes:
         deleted: how many keys were deleted.
-        kept: how many keys of this scope were kept, because they are in progress, in doubt or half done.
+        kept: how many keys of this scope are in progress, in doubt or half done.
     """
 
     deleted: int
@@ -74,8 +68,8 @@ def forget(
 ) -> Forgotten:
     """Delete what is stored under one key of one caller. The next request with that key runs as a new request.
 
-    The query uses the unique index. The function runs in one transaction. If an outer `atomic()` block is open, the
-    function runs in a savepoint.
+    It looks the key up in the unique index, and runs in one transaction, or in a savepoint of an outer `atomic()`
+    block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -83,10 +77,10 @@ def forget(
         key: the client's key, without quotes.
         operation: delete only the key of this operation ("POST orders/"); default: all operations.
         using: database alias; default: the write alias of the key table.
-        backend: a name in `BACKENDS`, if the key is there and not in the table. Then `operation` is needed, too.
-        include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the
-            call a second time.
-        dry_run: only count the keys that would be deleted and the keys that would be kept.
+        backend: a name in `BACKENDS`, if the key is there and not in the table. `operation` is then needed, too.
+        include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the call
+            a second time.
+        dry_run: only count what would be deleted and kept.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
@@ -113,17 +107,16 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    The query uses the index of scopes, and locks only rows of this scope. If a request of the caller is running, this
-    request can store its key after the deletion, and this key is not deleted. So first take away the caller's access,
-    and then call `forget_scope`. Each batch of keys is deleted in one transaction. If an outer `atomic()` block is
-    open, each batch is deleted in a savepoint.
+    Take away the caller's access first: a request that is still running can store its key after the deletion. The query
+    uses the index of scopes and locks only rows of this scope. Each batch runs in one transaction, or in a savepoint of
+    an outer `atomic()` block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
             `scope_of_user(user)`.
         using: database alias; default: the write alias of the key table.
         include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
-        dry_run: only count the keys that would be deleted and the keys that would be kept.
+        dry_run: only count what would be deleted and kept.
         progress: called after each batch with the number of keys that were looked at so far.
 
     Returns:
@@ -137,11 +130,9 @@ def forget_scope(
 
 
 def of_scope(scope: str) -> Q:
-    """Return a Q object for the keys of a scope.
+    """Return the condition for the keys of a scope, given as its function returns it or as the admin shows it.
 
-    The argument `scope` is the text that the endpoint's own scope function returns, or the text that the admin shows.
-
-    If the scope is a user, the Q object also finds the keys of OAuth clients that act for this user.
+    For a user, it also finds the keys of OAuth clients that act for them.
     """
     # No stored scope contains control characters.
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
@@ -180,8 +171,7 @@ def _forget(
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
     with transaction.atomic(using=rows.db):
-        # The rows are locked before this function decides which keys to delete. The query skips a locked row, because
-        # perhaps a retry has locked this row to start a new attempt.
+        # Locked before anything is decided about them. A row that is locked already may be getting a new attempt.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
         seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
         gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]

@@ -1,7 +1,4 @@
-"""This module collects what is known about a key and its steps.
-
-The admin, the commands and the functions for decisions use this module.
-"""
+"""What the row of a key and its steps say, for the admin, the commands and the decisions."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """The row of a key, and its steps, the oldest first."""
+    """The row of a key with its steps, oldest first."""
 
     steps: Sequence[IdempotencyStep]
 
     @cached_property
     def doubts(self) -> list[IdempotencyStep]:
-        """The steps that were started and have no result. None is in doubt while a worker has the key."""
+        """The steps without a result. None is in doubt while a worker holds the key."""
         return [step for step in self.steps if step.finished_at is None] if self.idle else []
 
     @cached_property
@@ -47,18 +44,17 @@ class Facts(Seen):
 
     @cached_property
     def finished(self) -> list[str]:
-        """Return the names of the steps that have ended."""
         return [step.name for step in self.steps if step.finished_at is not None]
 
     @cached_property
     def lost(self) -> list[str]:
-        """The names of the calls that took effect, and whose values could not be stored."""
+        """The calls that took effect, but whose values could not be stored."""
         return [step.name for step in self.steps if getattr(step, "lost", False)]
 
     @cached_property
     def unkeyed(self) -> list[str]:
-        """The names of calls in doubt that "retry-keyed" does not repeat: a start carried no derived key, or the first
-        is so old that the other side may have forgotten it.
+        """The calls in doubt that "retry-keyed" does not repeat: a start carried no derived key, or the first is so old
+        that the other side may have forgotten it.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
@@ -66,12 +62,12 @@ class Facts(Seen):
 
     @cached_property
     def unsent(self) -> list[str]:
-        """The names of calls in doubt for which the work had not asked for a derived key before each start."""
+        """The calls in doubt that were started at least once before the work had asked for a derived key."""
         return [step.name for step in self.doubts if step.kind == Kind.CALL and not step.keyed]
 
     @cached_property
     def unreadable(self) -> bool:
-        """Whether a retry would raise `NotDecryptable`: for the stored response, or for the result of a step."""
+        """Whether a retry would raise `NotDecryptable`, for the stored response or the result of a step."""
         row = self.row
         try:
             if row.status == IdempotencyKey.Status.COMPLETED:
@@ -88,17 +84,17 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """The names of the steps for which a person can record a result: those in doubt, those whose value was lost,
-        and those for which a person has recorded one before.
+        """The steps for which a person can record a result: those in doubt, those whose value was lost, and those for
+        which a person has recorded one before.
         """
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded or name in self.lost)]
 
     def needs_word(self, action: str) -> bool:
-        """Return whether a person must confirm this action, after a look at what the earlier attempts have done.
+        """Whether a person must confirm this action, after looking at what the earlier attempts have done.
 
-        A release lets the next retry repeat what is in doubt, which only the policy "retry" allows without a word; a
-        write in doubt, and a key in progress without a lease, always need one. An answer takes the key from all lists,
+        A release lets the next retry repeat what is in doubt, which only the policy "retry" allows unasked; a write in
+        doubt, and a key in progress without a lease, always need a confirmation. An answer takes the key off all lists,
         so it needs one while a step is in doubt or a call has finished: a customer may have paid without an order.
         """
         if action == "release":
@@ -108,13 +104,12 @@ class Facts(Seen):
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
-    """Return the facts about each row, in their order. All rows must be in the same database.
+    """Return the facts about each row, in the order of the rows, which must all be in the same database.
 
-    The function runs at most two queries, even for many rows. If `results` is False and all keys are completed, it runs
-    none.
+    It takes at most two queries however many rows there are, and none if all keys are completed and `results` is False.
 
     Args:
-        results: whether to read the results and errors of the steps, also for completed keys. They can be large.
+        results: whether to read the results and errors of the steps, which can be large, and those of completed keys.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
@@ -129,5 +124,5 @@ def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[F
 
 
 def with_lost(steps: QuerySet[IdempotencyStep]) -> QuerySet[IdempotencyStep]:
-    """Mark the steps whose value was lost, without reading the values."""
+    """Annotate the steps whose value was lost, without reading the values."""
     return steps.annotate(lost=ExpressionWrapper(LOST, BooleanField()))

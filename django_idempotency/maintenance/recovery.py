@@ -1,7 +1,6 @@
-"""A recovery takes over each key that needs attention. Then the recovery calls the project's function `reconcile` to
-find out what has happened.
+"""Take over each key that needs attention, and call the project's `reconcile` to find out what has happened.
 
-So a key can be completed even if the client never sends a retry.
+It completes keys whose clients never retry.
 """
 
 from __future__ import annotations
@@ -45,32 +44,31 @@ from .decisions import Decision, with_decision
 from .lookups import needs_attention, refuse_out_of_range, same_row, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
-"""After this time, a usual client has ended its retries. A retry is better, because a retry has the whole request."""
+"""Most clients have given up by then. Until then a retry is better, because it brings the whole request."""
 BY = "recover_idempotency_keys"
 UNCLAIMED: dict[type, str] = {
     InDoubt: "a write is in doubt, or the view has ended its own transaction: a person decides",
     Unavailable: "the database cannot take a claim now",
 }
-"""Why a key that nobody else has claimed is left."""
+"""Why a key is left that nobody else has claimed."""
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
-"""The error text that is stored if a key has no other error."""
+"""The error text of a key that has no other error."""
 Outcome = Literal["completed", "left", "failed", "passed", "would ask"]
 logger = logging.getLogger("django_idempotency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """An `Asked` object tells what a recovery did with one key. If the recovery cannot call `reconcile` for an
-    operation, the recovery makes only one report object for all keys of this operation.
+    """What a recovery did with one key, or with all keys of an operation whose `reconcile` it cannot call.
 
     Attributes:
-        reference: the key's reference in logs, or "" if the outcome is for all keys of the operation.
+        reference: the key's reference in logs, or "" for all keys of the operation.
         operation: the name of the operation.
         outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised an error), "passed"
             (another worker was faster) or "would ask" (a dry run).
-        reason: the reason, in words.
-        keys: the number of keys with this outcome.
+        reason: why, in words.
+        keys: how many keys had this outcome.
     """
 
     reference: str
@@ -92,8 +90,8 @@ class Recovered:
         completed: how many keys were completed.
         failed: for how many keys `reconcile` raised.
         left: how many keys still need attention, if they were claimed longer ago than `older_than`.
-        young: how many keys need attention and were claimed later than that, so that their clients may still retry.
-        complete: True if the run has reached every key. False if a limit or `stop` has ended the run.
+        young: how many keys need attention but were claimed later than that, so that their clients may still retry.
+        complete: whether every key was reached. False if a limit or `stop` ended the run.
     """
 
     completed: int
@@ -113,30 +111,28 @@ def recover_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[Asked], None] = lambda asked: None,
 ) -> Recovered:
-    """Call the project's function `reconcile` for each key that needs attention.
+    """Call the project's `reconcile` for each key that needs attention.
 
-    Call this function from cron, Celery beat or django.tasks. If several processes need the same key at the same time,
-    only one process gets the key. The recovery uses its own transactions. So no transaction may be open when you call
-    this function. If the function `reconcile` returns a result, the result completes the key. If the function returns
-    None or raises an error, the key is not completed. After `older_than` seconds, a recovery can call the function
-    again for this key. The recovery writes one line to the log for each key. If the recovery cannot call `reconcile`
-    for an operation, the log gets one line for the whole operation.
+    Call it from cron, Celery beat or django.tasks, with no transaction open, because it uses its own. If several
+    processes want the same key, only one gets it. A result of `reconcile` completes the key; if it returns None or
+    raises, the key stays as it is, and is asked about again after `older_than` seconds. The log gets a line for each
+    key, or a single one for an operation whose `reconcile` cannot be called.
 
     Args:
         using: database alias; default: the write alias of the key table.
         older_than: seconds, or a timedelta, since the last change of the key's state.
         operations: names of operations, such as "POST orders/"; default: all.
-        max_seconds: after so many seconds, stop at the end of the current key.
+        max_seconds: stop at the end of the current key after so many seconds.
         dry_run: only report which keys would be asked about.
-        stop: when this event is set, the run stops at the end of the current key. A signal handler can set the event,
-            but only for the first signal.
+        stop: once this event is set, the run stops at the end of the current key. A signal handler may set it, but only
+            for the first signal.
         progress: called with the outcome of each key.
 
     Returns:
         What was completed, and what still needs attention.
 
     Raises:
-        ValueError: an impossible number, or one text as `operations`.
+        ValueError: an impossible number, or a single text as `operations`.
         IdempotencyConfigurationError: a transaction is open, the options of a view are wrong, the alias is unknown, or
             the database has no store.
         DatabaseError: an error of the database. Keys that were completed before stay completed.
@@ -144,13 +140,13 @@ def recover_idempotency_keys(
     age = seconds_of(older_than)
     refuse_out_of_range(0, max_seconds=max_seconds)
     if isinstance(operations, str):
-        raise ValueError(f"operations={operations!r}: give a list of names, [{operations!r}].")
+        raise ValueError(f"operations={operations!r}: pass a list of names, such as [{operations!r}].")
     store, deadline = store_for(alias_for(using)), math.inf if max_seconds is None else time.monotonic() + max_seconds
     keys = needs_attention(using=store.alias)
     if operations:
         keys = keys.filter(operation__in=operations)
     old = unchanged_for(keys, age)
-    # The import of the URLconf also imports the views. The import of a view registers its declaration.
+    # Imports the views, which registers their declarations.
     if views := getattr(settings, "ROOT_URLCONF", None):
         import_module(views)
     askable: dict[str, Declaration] = {}
@@ -162,16 +158,13 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # The argument `operations` can contain a wrong name. So the recovery reports an unknown operation, even if the
-    # operation has no keys.
+    # A name in `operations` may be wrong, so each is reported, even without keys.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # The method pop() takes the last item of the list. The keys are sorted by the time of their last change. The last
-    # key in the list has the earliest time. After the recovery of a key, the column `updated_at` has a new time. So the
-    # next recovery takes this key last.
+    # pop() begins with the key that has not changed for longest. Asking sets `updated_at`, so next time it comes last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -186,16 +179,16 @@ def recover_idempotency_keys(
 
 
 def can_be_asked(operation: str) -> bool:
-    """Return whether this process knows the one `reconcile` that a recovery would call for this operation."""
+    """Whether this process knows the one `reconcile` that a recovery would call for this operation."""
     return not isinstance(_declared(operation), str)
 
 
 def ask(row: IdempotencyKey, *, by: str, reason: str) -> Asked:
-    """Call `reconcile` for one key that needs attention, now, as a recovery does. No transaction may be open.
+    """Call `reconcile` for one key that needs attention now, as a recovery does. No transaction may be open.
 
     Args:
-        row: the key, as the person has seen it.
-        by, reason: who asks, and why. Both are kept with the key if `reconcile` knows something.
+        row: the key as the person has seen it.
+        by, reason: who asks, and why. Both are kept with the key if `reconcile` finds anything out.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open.
@@ -219,10 +212,7 @@ def _log(asked: Asked, using: str) -> None:
 
 
 def _declared(operation: str) -> Declaration | str:
-    """Return the declaration of an operation. The recovery calls the function `reconcile` of this declaration.
-
-    If the recovery cannot use a declaration, return the reason as a text.
-    """
+    """The declaration whose `reconcile` is called for an operation, or the reason why there is none."""
     found = registered(operation)
     if not found:
         return (
@@ -238,7 +228,7 @@ def _declared(operation: str) -> Declaration | str:
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
-    """A retry of a renamed route runs under the new name. What it has done must not be done again under the old one."""
+    """A retry of a renamed route runs under the new name. What it did must not be repeated under the old one."""
     same = IdempotencyKey.objects.using(row._state.db).filter(key_hash=row.key_hash, key=row.key, scope=row.scope)
     other = same.filter(status=IdempotencyKey.Status.COMPLETED).exclude(operation=row.operation).first()
     if other is None:
@@ -253,8 +243,7 @@ def _outcome(
     store: Store, row: IdempotencyKey, declared: Declaration, by: str = BY, why: str = ""
 ) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # The recovery does not change the stored fingerprint. If the key is already deleted or completed, the recovery does
-    # not change the key.
+    # Without a fingerprint, the stored one stays; with `known_only`, a deleted key is not created again.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
     if not isinstance(claim, Claimed):
@@ -263,10 +252,7 @@ def _outcome(
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Call the project's function `reconcile`, and do not run the work.
-
-        If the function returns None, the key and its steps stay in the table for the next retry.
-        """
+        """Ask `reconcile` without running the work. On None, the key and its steps stay for the next retry."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -279,8 +265,7 @@ def _outcome(
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        # If the connection is broken, this code closes the connection. Django then opens a new connection for the next
-        # key. In a TestCase, the connection must stay open, because the test is in an `atomic()` block.
+        # A broken connection is replaced for the next key, but not within the `atomic()` block of a TestCase.
         if not store.connection.in_atomic_block:
             store.connection.close_if_unusable_or_obsolete()
         return "failed", f"reconcile raised {describe(error)}"
@@ -299,13 +284,10 @@ def _outcome(
 
 
 def _remember(row: IdempotencyKey, made: Decision) -> None:
-    """Add the answer of the function `reconcile` to the key's trail of decisions.
-
-    The list of decisions in the row is kept longer than the log lines of a recovery.
-    """
+    """Add what `reconcile` found out to the key's trail, which outlives the log lines of a recovery."""
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            # If the list of earlier decisions was changed in the database, this code adds no entry to the list.
+            # A trail that was damaged in the database gets no new entry.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
 

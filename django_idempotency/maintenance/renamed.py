@@ -1,4 +1,4 @@
-"""Which stored keys does no retry find, because the route of their operation was renamed or removed?
+"""Which stored keys can no retry find any more, because the route of their operation was renamed or removed?
 
 # Note [Operations are found among the keys that expire next]
 No index begins with the operation, and a page cannot wait for a scan of the table. Two bounded queries are enough: the
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 READ = 1_000
-"""Keys that each of the two queries reads at most."""
-LOST = "database {!r} has keys of {!r}, and no endpoint has this name: a retry runs again."
+"""How many keys each of the two queries reads at most."""
+LOST = "database {!r} stores keys of {!r}, but no endpoint has that name: their retries run again."
 OF_A_ROUTE = re.compile("[A-Z]+ .*")
-"""An operation without an explicit name is called like its method and route."""
+"""An operation without an explicit name is named after its method and route."""
 
 
 def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
-    """Return the operations of stored keys that are named after a method and a route, and that no endpoint has now.
+    """List the operations of stored keys that are named after a method and a route which no endpoint has now.
 
-    Explicit names are left out, because `run_once` uses such names as well.
+    Explicit names are left out, because `run_once` uses them as well.
 
     Args:
         using: database alias; default: the write alias of the key table.
-        urlconf: the dotted path of the URLconf. The default is the project's.
+        urlconf: the dotted path of the URLconf; default: the project's.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or the options of an endpoint cannot work.
@@ -59,7 +59,7 @@ def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:
 
 
 def _in_every_language(operation: str) -> str:
-    """`i18n_patterns` lists an endpoint under the current language alone."""
+    """`i18n_patterns` lists an endpoint only under the language that is active now."""
     method, _, route = operation.partition(" ")
     language, _, rest = route.partition("/")
     return f"{method} */{rest}" if language in (settings.LANGUAGE_CODE, *dict(settings.LANGUAGES)) else operation

@@ -1,13 +1,10 @@
-"""With this module, a person decides about a key that is stuck, in doubt or half done.
+"""Let a person decide about a key that is stuck, in doubt or half done. The admin calls these functions; so can your
+code.
 
-The admin calls the functions of this module. Your own code can also call `release_for_retry`, `record_outcome`,
-`close_with` and `resolve_all`.
-
-If the row was changed after the person has read the row, the decision is refused. A decision runs in one transaction.
-If an outer `atomic()` block is open, the decision runs in a savepoint. A decision first locks the key's row. A decision
-is possible if the key has failed, or if the lease of the key is over. A decision is also possible if the key is in
-progress without a lease. The database's clock decides whether a lease is over. A decision changes the row. If an old
-worker continues after the decision, the fence stops the old worker.
+A decision locks the key's row, in one transaction or in a savepoint of an outer `atomic()` block. It is possible once
+the key has failed or its lease has expired by the database's clock, or if it is in progress without a lease, and is
+refused if the row has changed since the person read it. It changes the row, so the fence stops an old worker that wakes
+up later.
 """
 
 from __future__ import annotations
@@ -38,26 +35,26 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 DECIDED = "A decision ended this attempt."
-"""The error text that is stored if a key has no other error. The index of failed rows needs an error text."""
+"""The error text of a key that has no other: the index of failed rows needs one."""
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry. The retry repeats the steps in doubt, with the derived keys that the view asks for.
+    """Allow the next retry, which repeats the steps in doubt, with the derived keys that the view asks for.
 
-    So a step in doubt can run twice. Before you release a key, make sure that the step did not happen, and that the
-    step's worker is dead. If the key is in progress without a lease, the next retry runs the whole work again. So first
-    undo the writes that the work has already committed. The retry does not repeat a step that has a stored result. The
-    function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    A step in doubt can then run twice, so first make sure that it did not happen and that its worker is dead. If the
+    key is in progress without a lease, the next retry runs the whole work again: first undo the writes that the work
+    has committed. Steps that have a result are not repeated. It runs in one transaction, or in a savepoint of an outer
+    `atomic()` block.
 
     Args:
         key: the row as the person has seen it.
-        by, reason: who decides, and why. Both texts are kept with the key, see `maintenance.decisions`.
+        by, reason: who decides, and why. Both are kept with the key, see `maintenance.decisions`.
         confirmed: True if the person has said that the steps in doubt did not happen. With False, a key that needs this
             confirmation is refused.
 
     Raises:
         NotResolvable: a worker holds a live lease, the key is completed or deleted, an attempt or a decision has
-            changed the key since it was read, or a needed confirmation is missing. Nothing was changed.
+            changed it since it was read, or a needed confirmation is missing. Nothing was changed.
         NotDecryptable: the trail of decisions was changed in the database. Nothing was changed.
     """
     with _locked(key, "release", confirmed) as facts:
@@ -68,11 +65,11 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
 def record_outcome(
     key: IdempotencyKey, step: str, value: Any, *, by: str = "", reason: str = "", confirmed: bool = True
 ) -> None:
-    """Store the result of a step in doubt, or of a call whose value was lost. The next retry continues after this step.
+    """Store the result of a step in doubt, or of a call whose value was lost. The next retry continues after that step.
 
-    The person finds the result, for example, in the records of the external service. To correct a recorded result, call
-    this function again before the key is completed. The old result stays in the stored list of decisions. The function
-    runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    The result is found outside, in the books of the called service for example. Until the key is completed, calling
+    this again corrects a recorded result; the old one stays in the trail of decisions. It runs in one transaction, or
+    in a savepoint of an outer `atomic()` block.
 
     Args:
         key: the row as the person has seen it.
@@ -89,9 +86,8 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # This code compares the names of steps in Python. Some databases treat two names as equal if they differ only
-        # in accents, in upper and lower case, or in spaces at the end. But an encrypted result can be decrypted only
-        # with the exact name of its step.
+        # Compared in Python: some databases ignore accents, case and trailing spaces, and an encrypted result can be
+        # decrypted only with the exact name of its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -110,7 +106,7 @@ def close_with(
 ) -> None:
     """Complete the key with a response. Retries get this response, and the work does not run again.
 
-    The function runs in one transaction. If an outer `atomic()` block is open, the function runs in a savepoint.
+    It runs in one transaction, or in a savepoint of an outer `atomic()` block.
 
     Args:
         key: the row as the person has seen it.
@@ -125,7 +121,7 @@ def close_with(
         ValueError: the status is not from 200 to 499.
     """
     if not 200 <= snapshot.status_code < 500:
-        raise ValueError(f"status {snapshot.status_code} is no final answer: give 200 to 499.")
+        raise ValueError(f"status {snapshot.status_code} is not a final answer: pass one from 200 to 499.")
     made = Decision(action="answer", by=by, reason=reason, attempt=key.attempt, detail=str(snapshot.status_code))
     with _locked(key, "answer", confirmed) as facts:
         headers, body = seal_response(facts.row, snapshot)
@@ -135,11 +131,11 @@ def close_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The result of `resolve_all`.
+    """How many keys `resolve_all` resolved and refused.
 
     Attributes:
         resolved: how many keys were resolved.
-        refused: how many keys had changed since they were read, have a worker with a live lease, or need a
+        refused: how many keys had changed since they were read, are held by a worker with a live lease, or need a
             confirmation.
     """
 
@@ -150,12 +146,9 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Apply one decision to all given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    If another process has changed the row of a key after your code has read the row, the package refuses your decision
-    about the key. If the argument `keys` is an evaluated queryset, the function does not run the query again. So you
-    can first print the keys of a queryset, and then decide about exactly the same keys.
-
-    Each key is resolved in its own transaction. If an outer `atomic()` block is open, each key is resolved in its own
-    savepoint. If an error ends the function, the decisions before the error are kept.
+    Keys whose rows have changed since they were read are refused. An evaluated queryset is not queried again, so you
+    can print its keys first, and then decide about exactly those. Each key is decided in its own transaction, or in a
+    savepoint of an outer `atomic()` block; if an error ends the run, the decisions before it stay.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
@@ -182,10 +175,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
 @contextmanager
 def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the key's row, and yield the facts about the key. The lock lasts until the transaction ends.
-
-    Raises `NotResolvable` if no decision is possible or if the row has changed.
-    """
+    """Lock the row until the transaction ends, and yield its facts. Raises `NotResolvable` if it has changed."""
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=rows.db):
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
@@ -196,15 +186,15 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
             )
         facts = Facts(row, row.now, list(with_lost(locked(_steps(row)).order_by("pk"))))
         if not confirmed and facts.needs_word(action):
-            raise NotResolvable("Nothing was changed: first look outside at what was called under this key.")
+            raise NotResolvable("Nothing was changed: first ask the called service what happened under this key.")
         yield facts
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
-    """Store the decision in the key's row. The audit trail stores the decision and a copy of the steps in doubt.
+    """Store the decision with a copy of the steps in doubt, and fence off the old attempt.
 
-    After a decision, the fence refuses all writes of the old attempt. After the decision, the key is kept for the
-    project's `ttl`, so that a retry can find the key. But a decision never moves the expiry to an earlier time.
+    The key is kept for the project's `ttl` from now on, so that a retry can find it, but never expires earlier than
+    before.
     """
     row, doubts = facts.row, [step_entry(facts.row, step) for step in facts.doubts]
     open_ = "status" not in changes and bool(changes.get("unknown", row.unknown) + changes.get("effects", row.effects))

@@ -1,4 +1,4 @@
-"""A restored backup has lost the records of newer external calls. How are they stored again?"""
+"""A restored backup has lost the newest external calls. How do their results get back into it?"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..engine.stores.sealing import unseal
 from ..models import IdempotencyKey
 
 ENTERED = "The results of its calls were entered, such as after a restore."
-"""The error text that is stored with a key whose results were entered."""
+"""The error text of a key whose results were entered."""
 LEASE = 60
-"""The lease in seconds. The lease never runs out, because the claim ends in the same transaction."""
+"""Seconds. It never runs out, because the claim ends in the transaction that made it."""
 
 
 def remember_calls(
@@ -27,25 +27,25 @@ def remember_calls(
 ) -> dict[str, Any]:
     """Store the results of steps of a key, so that no retry makes these calls again, and return what is stored.
 
-    The key is created if the table has lost it, and is half done afterwards: the next retry or recovery runs the rest
-    of the work. A result that is already there stays, and nothing changes if the key is completed or at work, or if a
-    write is in doubt, so it is safe to call this again. It runs in one transaction, or in a savepoint of an outer
+    A key that the table has lost is created. It is half done afterwards: the next retry or recovery does the rest of
+    the work. Calling this again is safe, because results that are already there stay, and nothing changes while the key
+    is completed or at work, or while a write is in doubt. It runs in one transaction, or in a savepoint of an outer
     `atomic()` block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
-        results: the result of each step that the work or `reconcile` has to find, by name: JSON, or a saved model
-            instance. Leave out the steps that wrote rows, because those are lost and have to be written again.
+        results: by name, the result of each step that the work or `reconcile` must find: JSON, or a saved model
+            instance. Leave out steps that wrote rows, because those rows are lost and have to be written again.
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The stored results of these steps, by name. A result that differs from yours belongs to another call. A name is
-        missing if its step has no result and could not get one: see above.
+        The stored results of these steps, by name. One that differs from yours belongs to another call. A name is
+            missing if its step could not be given a result, as described above.
 
     Raises:
-        ResultNotStorable: a result cannot be kept. Nothing was changed.
+        ResultNotStorable: a result cannot be stored. Nothing was changed.
         NotDecryptable: a stored result cannot be decrypted. Nothing was changed.
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """

@@ -1,6 +1,6 @@
-"""The list of keys as a spreadsheet: how a cell is written, and how the decisions that a person fills in are read back.
+"""The list of keys as a spreadsheet: how its cells are written, and how the decisions that a person fills in are read.
 
-A spreadsheet changes what it saves. Its separator, its byte order mark and an apostrophe before a formula are undone;
+Spreadsheets change what they save. A new separator, a byte order mark and an apostrophe before a formula are undone;
 anything else refuses the whole file, because a rounded number could be another key, or another charge.
 """
 
@@ -20,7 +20,7 @@ from .entered import entered_answer, json_value, result_of
 from .resolution import close_with, record_outcome, release_for_retry
 
 TO_FILL = ("decision", "step", "result")
-"""They come first: spreadsheets cut empty cells off at the end of a line."""
+"""They come first, because spreadsheets cut off empty cells at the end of a line."""
 READ = (*TO_FILL, "id", "reference", "attempt", "changed")
 FORMULA = ("=", "+", "-", "@")
 """A spreadsheet runs a cell that begins with one of these."""
@@ -30,13 +30,13 @@ ROUNDED = re.compile(r"\s*-?([\d.,]+[eE][-+]?\d+|(\d[.,]?){16,})\s*")
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A row with a decision.
+    """A row in which a decision was filled in.
 
     Attributes:
-        pk: the number of the key's row.
-        seen: its reference, its attempt and the time of its last change, as exported.
+        pk: the id of the key's row.
+        seen: its reference, attempt and last change, as exported.
         step: the step whose result is recorded, or "".
-        what: the decision, as it was filled in.
+        what: the decision as it was typed.
         action: its name, as `Facts.needs_word` takes it.
         decide, args: a function of `maintenance.resolution`, and its arguments after the key.
     """
@@ -51,24 +51,24 @@ class Filled:
 
 
 def cell(value: Any) -> str:
-    """Write a cell that no spreadsheet runs as a formula."""
+    """Escape a value that a spreadsheet would run as a formula."""
     text = without_controls(str(value))
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def read(path: str) -> list[Filled]:
-    """Read the rows of an exported list that have a decision.
+    """Read the rows of an exported list in which a decision was filled in.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not such a list. The text names the line, and what to type.
+        ValueError: the file is not such a list. The message names the line, and what to type.
     """
     text = Path(path).read_bytes().decode("utf-8-sig", "replace")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     rows, filled = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True), dict[int, Filled]()
     try:
         if any([*(rows.fieldnames or ())].count(name) != 1 for name in READ):
-            raise ValueError(f"as CSV in UTF-8, the heading must have each of these columns once: {', '.join(READ)}")
+            raise ValueError(f"the heading must name each of these columns once, as CSV in UTF-8: {', '.join(READ)}")
         for cells in rows:
             if any(cells[name] for name in TO_FILL):
                 row = _filled(cells)
@@ -83,8 +83,8 @@ def read(path: str) -> list[Filled]:
 
 def _filled(cells: dict[str, str]) -> Filled:
     if None in cells or None in map(cells.get, READ):
-        raise ValueError("it has other cells than the heading. Export the list again")
-    # An exported cell such as -5 has an apostrophe. A person's own text does not begin like that.
+        raise ValueError("its cells do not match the heading. Export the list again")
+    # The export puts an apostrophe before a cell such as -5; people do not type one there.
     typed = {name: re.sub(r"^'(?=[-=+@])", "", cells[name]) for name in READ}
     try:
         reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]

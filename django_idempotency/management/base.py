@@ -1,6 +1,4 @@
-"""This module has the base classes of the management commands. The base classes print texts safely, run a command on
-several databases, and end a command after a signal.
-"""
+"""What the management commands share: safe output, a run over several databases, and an end at a signal."""
 
 from __future__ import annotations
 
@@ -23,22 +21,21 @@ from ..exceptions import IdempotencyConfigurationError, IdempotencyError
 from ..models import IdempotencyKey
 
 NEED_ATTENTION = 3
-"""The exit status if keys need attention. Django uses the status 1 for errors, and argparse uses 2."""
+"""The exit status if keys need attention. 1 is Django's status for errors, 2 is argparse's."""
 NO_ENGINE = "django.db.backends.dummy"
-"""The engine of `"default": {}`. Django's documentation has this setting for projects without a default database."""
+"""The engine of `"default": {}`, which Django documents for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMED = 5
-"""A line names at most this number of schemas."""
+"""The most schemas that a line names."""
 MOST = 100_000
-"""A command counts at most this number of keys before it begins, to say how far it is."""
+"""The most keys that a command counts beforehand, to show its progress."""
 MOMENT = 1.0
-"""Signals within this number of seconds are treated as one signal, because the program `timeout` sends its signal
-twice: to the process, and then to the process group.
+"""Signals within so many seconds count as one: `timeout` sends its own twice, to the process and to its process group.
 """
 
 
 def first_line(error: object) -> str:
-    """Return only the first line of an error's text. The other lines can contain data of a row."""
+    """The first line of an error. The others can contain data of a row."""
     return without_controls(str(error).partition("\n")[0])
 
 
@@ -47,7 +44,7 @@ class IdempotencyCommand(BaseCommand):
     _has_line = False
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. If an option or the database causes an error, the error is printed without a traceback."""
+        """Print errors of options and databases without a traceback."""
         self._began = time.monotonic()
         try:
             return super().execute(*args, **options)
@@ -59,11 +56,11 @@ class IdempotencyCommand(BaseCommand):
             self._clear()
 
     def total(self, rows: QuerySet[Any]) -> int:
-        """Count the rows that a terminal is told of, up to `MOST`. Elsewhere nothing is counted."""
+        """Count the rows for a terminal, up to `MOST`. Without one, nothing is counted."""
         return rows.values("pk")[:MOST].count() if self.stdout.isatty() else 0
 
     def show(self, done: int, total: int, name: str = "") -> None:
-        """On a terminal, show how far the command is, in a line that the next text replaces."""
+        """On a terminal, show the progress in a line that the next output replaces."""
         if not self.stdout.isatty():
             return
         self._clear()
@@ -79,35 +76,31 @@ class IdempotencyCommand(BaseCommand):
             self._has_line = False
 
     def say(self, text: str) -> None:
-        """Print a text, and flush the output. Control characters are printed as escape sequences. Characters that the
-        output cannot encode are also printed as escape sequences.
+        """Print a text at once, with escape sequences for control characters and for what the output cannot encode.
 
-        The commands print names of operations and steps, and these names can contain any character. A command must not
-        fail because of a character that cannot be printed.
+        Names of operations and steps can contain any character, and none of them may make a command fail.
         """
         self._clear()
-        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # for `io.StringIO`, the encoding is None
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # None for `io.StringIO`
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
-        self.stdout.flush()  # without `flush()`, a pipe would show the text only after the end of the command
+        self.stdout.flush()  # a pipe would show it only at the end
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """This is the base class of all commands that can run on several databases. After a signal, the command finishes
-    the current key or batch, and then ends.
-    """
+    """A command for several databases. After a signal, it finishes the current key or batch, and then ends."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         either = parser.add_mutually_exclusive_group()
         some = "Database alias; default: the write alias. May be repeated."
         every = (
-            "Every alias on which the database routers allow the key table. If an alias fails, the command goes on "
-            "with the next one, and the exit status is 1."
+            "Every alias on which the database routers allow the key table. If one fails, the command goes on with the "
+            "next, and the exit status is 1."
         )
         either.add_argument("--database", action="append", help=some)
         either.add_argument("--all-databases", action="store_true", help=every)
-        parser.add_argument("--dry-run", action="store_true", help="Change nothing, and say what would be done.")
-        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds for each database.")
+        parser.add_argument("--dry-run", action="store_true", help="Change nothing; say what would be done.")
+        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds on each database.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         aliases, stop = _chosen(options), Event()
@@ -138,7 +131,7 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
-        """Beside a schema for each tenant, the keys of all tenants would stay for ever, and nobody would know."""
+        """Without a word about them, the keys of tenants in other schemas would stay for ever, unnoticed."""
         if schemas := store_for(alias_for(alias)).elsewhere():
             command = type(self).__module__.rpartition(".")[2]
             named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
@@ -149,10 +142,9 @@ class DatabasesCommand(IdempotencyCommand):
             )
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
-        """Do the work of the command on one database. Each printed line must begin with the text `name`.
+        """Work on one database, and begin each printed line with `name`.
 
-        The method returns a text and a bool. The command prints the text after all other lines about this database. If
-        the bool is True, the exit status of the command shows that keys need attention.
+        Returns the last line about this database, and whether the exit status must say that keys need attention.
         """
         raise NotImplementedError
 
@@ -162,19 +154,15 @@ def counted(count: int, noun: str = "key") -> str:
 
 
 def several(given: Any) -> Any:
-    """A command line can contain an option several times. Return a list of all values of the option. If the option was
-    not given, return None.
+    """Return the values of a repeatable option as a list, or None if it was not given.
 
-    A project can also pass a single value with `call_command`, for example `operation="POST pay/"`. Then the list
-    contains one value.
+    `call_command` may pass a single value, such as `operation="POST pay/"`.
     """
     return [given] if isinstance(given, str | int) else given
 
 
 def _chosen(options: dict[str, Any]) -> list[str | None]:
-    """Return the database aliases on which the command must run. If no option names a database, the list is `[None]`.
-    In this list, None stands for the alias to which the package writes keys.
-    """
+    """The aliases to work on. None stands for the alias to which the package writes keys."""
     if not options["all_databases"]:
         return list(dict.fromkeys(several(options["database"]) or [None]))
     real = [name for name in connections if connections[name].settings_dict["ENGINE"] != NO_ENGINE]
@@ -186,10 +174,9 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 
 @contextmanager
 def stoppable(stop: Event) -> Iterator[list[int]]:
-    """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch before the process ends.
+    """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch.
 
-    Perhaps the command hangs. So a second signal raises `SystemExit`. But if two signals arrive within `MOMENT`
-    seconds, the later signal has no effect.
+    A second signal raises `SystemExit`, in case the command hangs, unless it arrives within `MOMENT` seconds.
     """
     received: list[int] = []
     first = math.inf
@@ -200,8 +187,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only the first signal calls `stop.set()`. When a second signal arrives, perhaps the first call of
-            # `stop.set()` has not released its lock yet. A second call would then wait for this lock for ever.
+            # Only once: a signal that interrupts the first call would wait for ever for the lock that it still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)
@@ -209,7 +195,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
     try:
         previous = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:
-        yield received  # only the main thread can catch signals, so this function does nothing in other threads
+        yield received  # only the main thread can catch signals
         return
     try:
         yield received

@@ -1,4 +1,4 @@
-"""The template tags for pages that send a key. Load them with `{% load idempotency %}`."""
+"""Template tags for pages that send a key: `{% load idempotency %}`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ register = template.Library()
 
 @register.simple_tag
 def idempotency_key(name: str = FORM_FIELD) -> SafeString:
-    """Render a hidden field with a new key. The function `from_form_field(name)` reads the field.
+    """Render a hidden field with a new key, which `from_form_field(name)` reads.
 
-    Do not cache the page, because all readers of a cached page would get the same key.
+    Do not cache the page: all its readers would get the same key.
     """
     return format_html('<input type="hidden" name="{}" value="{}">', name, new_key())
 
 
 @register.simple_tag
 def new_idempotency_key() -> str:
-    """Return a new key without a field around it, for `hx-headers` of htmx or a script that calls `fetch`.
+    """Return a new key without a field around it, for htmx's `hx-headers` or a script that calls `fetch`.
 
     Each element needs a key of its own, and the page must not be cached.
     """

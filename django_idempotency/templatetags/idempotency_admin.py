@@ -1,6 +1,4 @@
-"""This module has a template tag for the admin's index page. The tag shows how many keys need attention. A template
-must load this module with `{% load idempotency_admin %}`.
-"""
+"""A template tag for the admin's index page, which shows how many keys need attention."""
 
 from __future__ import annotations
 
@@ -19,19 +17,18 @@ logger = logging.getLogger("django_idempotency")
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """Show the number of keys that need attention, with a link to these keys. If a person is not allowed to view keys,
-    or the admin has no pages of keys, the tag shows nothing.
+    """Show how many keys need attention, with a link to them, to people who may view keys where the admin has pages for
+    them.
 
-    If the keys cannot be counted, the tag says so, and the log has the error. The other parts of the page do not
-    change.
+    If the keys cannot be counted, the tag says so and the error is logged, but the rest of the page is not affected.
     """
-    # The admin puts its site on each of its views. Two sites can have the same name, so a name does not find it.
+    # From the view itself, because two sites can have the same name.
     request = context.get("request")
     site: Any = getattr(getattr(getattr(request, "resolver_match", None), "func", None), "admin_site", None)
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
         return {"address": None}
-    # Our admin registers itself where it is imported. A project that has not registered it wants no pages of keys.
+    # Importing our admin registers it, which is right only now that the project is known to have registered it.
     from ..admin.decisions import NAME
     from ..admin.overview import attention, hanging, overview
     from ..maintenance.lookups import running_transactions
@@ -46,5 +43,5 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
             open_ = running_transactions(using=keys.db) or ()
             return {"number": attention(overview(keys)), "hanging": hanging(open_), "address": address}
     except Exception:  # the page is Django's, and must not break
-        logger.exception("the admin's index page cannot count the keys that need attention")
+        logger.exception("The admin's index page could not count the keys that need attention.")
         return {"number": None, "address": address}

@@ -1,7 +1,4 @@
-"""These functions help you to test your project. The function `assert_idempotent` checks that an endpoint is
-idempotent. The function `create_key` creates a row of the key table. The function `clear_backends` forgets keys that
-are kept in memory.
-"""
+"""Helpers for a project's own tests: check an endpoint, create a stored key, forget keys kept in memory."""
 
 from ..maintenance import scope_of_user
 from .assertions import assert_idempotent

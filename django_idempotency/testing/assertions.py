@@ -1,7 +1,4 @@
-"""This module has the function `assert_idempotent`, which sends requests to an endpoint in a test.
-
-If the endpoint has a defect, the function fails with a message about the defect.
-"""
+"""Check in a project's test that an endpoint runs once for each key."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from .crashes import CrashChecks
 from .requests import Request, key_in_header
 
 ALTERED: Final[Any] = object()
-"""The default value of `changed`. It stands for the same body with one more field."""
+"""The default of `changed`: the same body with one more field."""
 
 
 def assert_idempotent(
@@ -44,40 +41,37 @@ def assert_idempotent(
 ) -> Any:
     """Check that an endpoint runs once for each key.
 
-    The function sends a request, a retry, a request with a changed body, and a request without a key. With some
-    arguments, the function sends more requests.
-
-    The function works in any test class. But a test with `transaction=True` must not run inside a transaction. The
-    function does not delete the rows that the endpoint creates.
+    It sends a request, a retry, a request with a changed body and one without a key; some arguments add more requests.
+    It works in any test class, except that `transaction=True` must not run inside a transaction. Rows that the endpoint
+    creates are left in place.
 
     Args:
         client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.
-        path: see `client.post`. If each path works only once, such as the capture of a payment, give a function that
-            makes the payment and returns its path. It is called for each new key. What it makes must not count in
+        path: see `client.post`. If each path works only once, such as the capture of a payment, pass a function that
+            makes the payment and returns its path. It is called for each new key, and what it makes must not count in
             `creates`.
-        data: see `client.post`. If the endpoint accepts each body only once, give a function. It is called for each new
-            key.
-        method: the HTTP method, in capital or small letters.
-        changed: another body, which must be refused under the first key, or a function like `with_key` that returns
-            this body. Default: the body with one more field. With `fingerprint=None`, give None to leave this check
-            out.
+        data: see `client.post`. If the endpoint accepts each body only once, pass a function, which is called for each
+            new key.
+        method: the HTTP method, in upper or lower case.
+        changed: another body, which must be refused under the first key, or a function like `with_key` that returns it;
+            default: the body with one more field. With `fingerprint=None`, pass None to skip this check.
         other_client: a client of another user, who must not get the first user's response. Credentials among `extra`
-            (`CREDENTIAL_HEADERS`, `Cookie`) are the first user's, and are not sent with it: give it its own.
+            (`CREDENTIAL_HEADERS`, `Cookie`) belong to the first user and are not sent with it: set its own on it.
         creates: a model (counted on `using`), manager, queryset or function. The count must grow by one.
-        expect_status: the status of the first response. Default: any status below 400.
-        required: whether a request without a key must be refused. Default: the `IDEMPOTENCY` setting.
-        transaction: whether to also send duplicates at one time. Each is sent from its own thread with its own database
+        expect_status: the status of the first response; default: any below 400.
+        required: whether a request without a key must be refused; default: the `IDEMPOTENCY` setting.
+        transaction: whether to also send duplicates at the same time, each from its own thread with its own database
             connection.
-        duplicates: how many duplicates are sent at the same time.
+        duplicates: how many of them.
         crash_at_each_step: whether to stop the leased view before and after each of its steps, as `kill -9` would, and
-            to send a retry after the lease. Each of these places gets a new key. The client must call the view in
-            this process. A `finally` block of the view runs, but cannot write to a database.
+            send a retry after the lease. Each stop gets a new key. The client must call the view in this process. A
+            `finally` block of the view runs, but cannot write to a database.
         repeatable: names of calls that are harmless twice without a derived key.
         with_key: `callable(key)` for an endpoint with `key=`. It returns the arguments of `client.post` that carry the
-            key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers
-            that sign this body. Default: the key is sent in the header.
-        using: database alias of the endpoint's keys. Default: the write alias of the key table.
-        backend: the endpoint's `backend`, whose keys have no rows. Then the responses alone are checked, so pass
+            key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers that
+            sign it; default: the key goes into the header.
+        using: database alias of the endpoint's keys; default: the write alias of the key table.
+        backend: the endpoint's `backend`, whose keys have no rows. Only the responses can be checked then, so pass
             `creates`.
         extra: further arguments of `client.post`.
 
@@ -125,18 +119,16 @@ def assert_idempotent(
 
 
 def _refuse_where_nothing_runs_at_once(alias: str) -> None:
-    """Raise RuntimeError if other threads cannot read this thread's rows, or if two threads cannot write at the same
-    time.
-    """
+    """Raise RuntimeError if other threads could not see this thread's rows, or could not write at the same time."""
     if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
         raise RuntimeError(
-            f"transaction=True sends requests at once on connections of their own. This test runs inside a transaction "
-            f"of {open_[0]!r}, which they cannot see. Use django.test.TransactionTestCase, or "
+            f"transaction=True sends simultaneous requests on connections of their own. This test runs inside a "
+            f"transaction of {open_[0]!r}, which they cannot see. Use django.test.TransactionTestCase, or "
             "@pytest.mark.django_db(transaction=True)."
         )
     keys: Any = connections[alias]
     if keys.vendor == "sqlite" and keys.is_in_memory_db():
         raise RuntimeError(
-            f"transaction=True needs requests that run at once. Database {alias!r} cannot do that, because it is an "
-            'in-memory SQLite. Give it a file: DATABASES[…]["TEST"] = {"NAME": "/tmp/test.sqlite3"}.'
+            f"transaction=True needs requests that run simultaneously, which database {alias!r} cannot do as an "
+            'in-memory SQLite. Use a file for it: DATABASES[…]["TEST"] = {"NAME": "/tmp/test.sqlite3"}.'
         )

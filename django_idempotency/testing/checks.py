@@ -1,6 +1,4 @@
-"""This module has the checks that the function `assert_idempotent` runs. A check fails if the endpoint is not
-idempotent.
-"""
+"""The checks of `assert_idempotent`, which fail if the endpoint is not idempotent."""
 
 from __future__ import annotations
 
@@ -20,16 +18,15 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """This class has a method for each check of an endpoint. The checks must run in the order in which this class
-    defines them.
+    """The checks of an endpoint, to be run in the order of their definition: each needs results of those before it.
 
-    Each check needs results of the checks before it. A check that fails raises AssertionError.
+    A failing one raises AssertionError.
 
     Args:
         request: the request that is sent under new keys.
         creates: a model, manager, queryset or function that counts what the endpoint creates.
-        alias: the database alias of the endpoint's keys. A model is counted on this alias, too.
-        in_header: whether the key is sent in the package's header. Then the key table must have a row with this key.
+        alias: the database alias of the endpoint's keys. A model is counted there, too.
+        in_header: whether the key is sent in the package's header, so that the key table must have a row with it.
         in_table: whether the keys have rows. False: the endpoint has a backend.
     """
 
@@ -44,7 +41,7 @@ class EndpointChecks:
         self._counted = self._count()
 
     def first_request(self, expect_status: int | None) -> None:
-        """Check that the first request with a new key is accepted, and that the view runs and creates something."""
+        """The first request under a new key must be accepted, run the view and create something."""
         __tracebackhide__ = True
         self.first = reply = self.request.send(self.key)
         self.created = self.count_new()
@@ -69,7 +66,7 @@ class EndpointChecks:
         raise self.failure(headline, f"Response: {reply}", advice)
 
     def retry(self) -> None:
-        """Check that a repeated request gets the first response, and creates nothing."""
+        """A repeated request must get the first response, and create nothing."""
         __tracebackhide__ = True
         reply, created = self.request.send(self.key), self.count_new()
         rows = self._rows()
@@ -78,14 +75,14 @@ class EndpointChecks:
         if reply.replayed and (reply.status, reply.body) == expected and not created:
             return
         if reply.replayed:
-            what = "the view has run again" if created else "its response differs"
+            what = "the view ran again" if created else "its response differs"
             headline = f"executed twice: the retry says that it is a replay, but {what}."
             advice = "Let this package store the response, in the view's own transaction. Do not set the header."
         elif reply.is_mismatch:
-            headline = "no replay: the same request was taken for another one."
+            headline = "no replay: the same request was taken for a different one."
             advice = "fingerprint= must return the same bytes for a retry: no time, no random token."
         else:
-            what = "the view has run again" if reply.status == self.first.status else f"the retry got {reply.status}"
+            what = "the view ran again" if reply.status == self.first.status else f"the retry got {reply.status}"
             headline = f"no replay: {what}."
             advice = (
                 f"No row: record= says that a {self.first.status} is not final, or other code than this package set "
@@ -95,19 +92,18 @@ class EndpointChecks:
         raise self.failure(headline, *evidence, advice)
 
     def changed_body(self, changed: Request) -> None:
-        """Send a different body with the first key, and check that the request is refused."""
+        """A different body under the first key must be refused."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # A project can have its own format for error responses. Then the check cannot see in the response that the
-        # package has refused a different payload, so the check accepts every 4xx response.
+        # In a project's own format for errors, a refused payload looks like any other 4xx.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
-        headline = f"another body under the same key was refused with {reply.status}, but not because of the key."
-        advice = "Pass changed= with another body that the endpoint would accept under a new key."
+        headline = f"a different body under the same key was refused with {reply.status}, but not because of the key."
+        advice = "Pass changed= with a different body that the endpoint would accept under a new key."
         if reply.replayed or reply.status < 400 or created:
             outcome = "got the first response" if reply.replayed else "was run"
-            headline = f"mismatch accepted: another body under the same key {outcome}."
+            headline = f"mismatch accepted: a different body under the same key {outcome}."
             advice = (
                 "fingerprint= must cover what the endpoint acts on. If it leaves fields out on purpose, pass changed= "
                 "with a body that differs in the other fields. For fingerprint=None pass changed=None."
@@ -115,7 +111,7 @@ class EndpointChecks:
         raise self.failure(headline, f"First: {self.first}", f"Other: {reply}", self._told(created), advice)
 
     def other_user(self, client: Any) -> None:
-        """Send the first user's key as another user, and check that the response says nothing about this key."""
+        """Another user who sends the first user's key must learn nothing about it."""
         __tracebackhide__ = True
         reply = replace(self.request, client=client, extra=without_credentials(self.request.extra)).send(self.key)
         self.count_new()
@@ -129,7 +125,7 @@ class EndpointChecks:
             )
 
     def no_key(self) -> None:
-        """Check that a request without a key is refused and creates nothing."""
+        """A request without a key must be refused, and create nothing."""
         __tracebackhide__ = True
         reply, created = self.request.send(None), self.count_new()
         if created or reply.status < 400:
@@ -141,10 +137,7 @@ class EndpointChecks:
             )
 
     def duplicates_at_once(self, request: Request, count: int) -> None:
-        """Send duplicates at the same time, and check that exactly one duplicate runs the view.
-
-        A duplicate that does not run the view must get a conflict, a replay or the status 503.
-        """
+        """Of simultaneous duplicates, one must run; the others get a conflict, a replay or 503."""
         __tracebackhide__ = True
         key = new_key()
         replies = send_at_once(request, key, count, self.alias)
@@ -156,10 +149,10 @@ class EndpointChecks:
         sent = f"of {count} duplicates sent together"
         if len(ran) > 1 or len({reply.body for reply in done}) > 1 or created > self.created:
             raise self.failure(
-                f"executed twice at once: more than one {sent} has run.",
+                f"executed twice at once: more than one {sent} ran.",
                 *evidence,
-                'If a view looks for the key and writes it later ("check, then act"), two duplicates both find no '
-                "key. Claim the key and do the work in one transaction, as @idempotent does.",
+                'If a view looks for the key first and writes it later ("check, then act"), two duplicates both find '
+                "none. Claim the key and do the work in one transaction, as @idempotent does.",
             )
         if bad:
             raised = {
@@ -168,29 +161,26 @@ class EndpointChecks:
             advice = "A duplicate of a running request must get a conflict, or wait for the response."
             raise self.failure(f"{len(bad)} {sent} were answered with {bad[0].status}.", *evidence, *raised, advice)
         if len(ran) != 1 or created != self.created:
-            raise self.failure(f"none {sent} has done the work.", *evidence)
+            raise self.failure(f"none {sent} did the work.", *evidence)
         retry = request.send(key)
         if not retry.replayed or self.count_new():
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """Check that the key table has a completed row for the key.
-
-        If the row is missing, the replayed response came from other code, and not from this package.
-        """
+        """The key must have a completed row. Otherwise other code than this package made the replay."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)
         if self.in_table and not completed and (rows or self.in_header):
             raise self.failure(
-                "the response is replayed, but the key table does not hold it.",
+                "the response is replayed, but it is not in the key table.",
                 _told_of(rows),
                 "Other code stores the response, and this test cannot check that code. If the endpoint keeps its keys "
                 "on another database (using=), pass the same using= here.",
             )
 
     def count_new(self) -> int:
-        """Return how many objects the endpoint has created since the last call of this method."""
+        """Count what the endpoint has created since the last call."""
         before, self._counted = self._counted, self._count()
         return self._counted - before
 
@@ -199,17 +189,14 @@ class EndpointChecks:
         return AssertionError("\n  ".join(lines))
 
     def _told(self, created: int) -> str:
-        return f"It created {created} more {self.name}." if self.name else "Pass creates= to have rows counted."
+        return f"It created {created} more {self.name}." if self.name else "Pass creates= to count rows."
 
     def _rows(self) -> list[IdempotencyKey]:
-        """Return all rows of the key table that have the key of this test."""
         return [row for row in find_key(self.key, using=self.alias) if row.key == self.key] if self.in_table else []
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """Return two values. The first value is a function. This function counts the objects of `creates`. The second value
-    is the name of these objects in error messages. If `creates` is None, the name is an empty text.
-    """
+    """A function that counts the objects of `creates`, and their name in messages (empty without `creates`)."""
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)
     if isinstance(creates, (Manager, QuerySet)):

@@ -1,14 +1,9 @@
-"""With `crash_at_each_step=True`, a test sends the same leased request several times. Each time, the test stops the
-request at a different step.
+"""`crash_at_each_step=True`: stop a leased request before and after each step, and check that its retry repeats
+nothing.
 
-The places are before and after each step. After each stop, the test sends a retry. The test fails if a call or a write
-has run twice.
-
-A view calls methods of the class `Operation` to run its steps. This module replaces these methods, so that it can stop
-the request at each step. This module also adds an execute wrapper to each of Django's database connections. To end the
-request, this module raises the exception `Stopped`. This exception is not a subclass of `Exception`, so error handlers
-of views and frameworks do not catch it. After this exception, the execute wrapper allows only rollbacks. So the engine
-cannot mark the key as failed. The key is locked until its lease is over. The same happens when a process dies.
+Methods of `Operation` are replaced, and an execute wrapper is put on each connection. `Stopped` ends the request; error
+handlers do not catch it, because it is no subclass of `Exception`. From then on only rollbacks reach the database, so
+the engine cannot mark the key as failed, which stays locked until its lease expires, as after the death of a process.
 """
 
 from __future__ import annotations
@@ -34,28 +29,24 @@ from .requests import Reply, Request
 Policy = IdempotencyKey.Policy
 
 STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
-"""The methods of `Operation`, and the kind of step that each makes. `awrite` is left out, because it calls `write`."""
+"""The methods of `Operation` and the kind of step each makes. `awrite` is left out, because it calls `write`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
-"""The statements with which Django rolls back. When a process dies, the database itself rolls back."""
+"""The statements of Django's rollbacks. After the death of a process, the database itself rolls back."""
 COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
 class Stopped(BaseException):
-    """This exception ends the request. The function `assert_idempotent` catches the exception, so your test never gets
-    it.
-    """
+    """Ends the request. `assert_idempotent` catches it, so no test ever sees it."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """A `Watch` object records what one request does in leased mode.
-
-    The object is also the execute wrapper of the request's database connections.
+    """Records what one request does in leased mode, as the execute wrapper of its connections.
 
     Attributes:
-        stop_at: the number of the place where the request is stopped, or None if the request is not stopped.
-        stopped: whether the request was stopped.
-        places: the places where the request could be stopped, in words for a message.
+        stop_at: the number of the place where the request is stopped, or None.
+        stopped: whether it was stopped.
+        places: the places where it could be stopped, in words for a message.
         used: the kind and the name of each step that the view used.
         ran: for the kind and the name of each step whose function ran, a value that identifies this function.
         derived: the names for which the view called `derive_key`.
@@ -71,9 +62,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record the place. The places in the code are numbered. If this place has the number `stop_at`, raise an
-        exception to stop the request. When the exception has been raised once, raise it again at each later place.
-        """
+        """Record a place, and stop the request if its number is `stop_at`, or if it was stopped before."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -83,14 +72,13 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # This code can stop the attempt until just before the COMMIT that stores the response, but not later. If a
-        # crash comes after this COMMIT, only the answer to the client is lost, and the retry gets a replay.
+        # The last place: after the COMMIT of the response, a crash only loses the answer, and the retry is a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
 
     def rows(self, alias: str) -> QuerySet[IdempotencyKey]:
-        """Return a queryset with the rows of all keys that the request has used."""
+        """The rows of all keys that the request has used."""
         return IdempotencyKey.objects.using(alias).filter(key__in=self.keys)
 
 
@@ -102,7 +90,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """During the `with` block, record all requests of this process in the `Watch` object."""
+    """Record the requests of this process in the `with` block."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:
@@ -110,8 +98,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return original(operation, name)
 
     with ExitStack() as stack:
-        # `connections.all()` returns the connections of the thread that sends the request. An asynchronous view runs in
-        # another thread, and uses the same database connections there.
+        # An asynchronous view runs in another thread, but uses the connections of this one.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
@@ -121,16 +108,11 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that replaces a method of the class `Operation`.
-
-    The new function calls the old method. At each place where the request can be stopped, the new function calls
-    `watch.reach`.
-    """
+    """Wrap a method of `Operation`, so that it calls `watch.reach` wherever the request can be stopped."""
 
     def method(operation: Operation, name: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            # Before the function of a `call` step runs, the package commits the information that the call has started.
-            # For a `fetch` or a `write`, the package commits nothing before the function runs.
+            # Only the start of a `call` is committed before its function runs.
             if kind == "call":
                 watch.reach(f"after the start of call {name!r} was committed, before the function ran")
             watch.ran[kind, name] = _identity(function)
@@ -153,10 +135,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Return a value that identifies the function in every attempt.
-
-    The function object itself cannot be compared, because each attempt makes new function objects.
-    """
+    """Identify a function across attempts, each of which makes new function objects."""
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code
@@ -165,10 +144,7 @@ def _identity(function: Any) -> object:
 
 @dataclass(slots=True, kw_only=True)
 class CrashChecks:
-    """This class stops a request at each place at which a worker could die, and checks the retry.
-
-    For each place, the class sends a request with a new key, and stops the request at this place. Then the class makes
-    the lease expire, and sends a retry.
+    """Stops a request at each place where a worker could die, lets the lease expire, and checks the retry.
 
     Args:
         checks: counts what the requests create, and writes the failures.
@@ -183,7 +159,7 @@ class CrashChecks:
     created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each place, and raise AssertionError at the first place where the retry has a wrong result."""
+        """Check each place, and raise AssertionError at the first one whose retry goes wrong."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
@@ -191,7 +167,7 @@ class CrashChecks:
         self.created = self.checks.count_new()
         if self.undisturbed.status != self.checks.first.status:
             raise self.checks.failure(
-                f"the first request got {self.checks.first.status}, and the same request under another key did not.",
+                f"the first request got {self.checks.first.status}, but the same request under another key did not.",
                 f"Response: {self.undisturbed}",
                 "If the endpoint takes the same body only once, pass a function as data: it is called for each key.",
             )
@@ -214,7 +190,7 @@ class CrashChecks:
             pass
         else:
             raise self._not_stopped(stopped, where, reply)
-        lapsed = F("created_at") - timedelta(seconds=1)  # this time is in the past, so the lease is over
+        lapsed = F("created_at") - timedelta(seconds=1)  # in the past, so the lease has expired
         stopped.rows(self.checks.alias).filter(status=IdempotencyKey.Status.IN_PROGRESS).update(locked_until=lapsed)
         told = f"Ran before the stop: {_named(stopped.ran)}. Ran in the retry: {{}}."
         try:
@@ -236,18 +212,17 @@ class CrashChecks:
 
     def _not_stopped(self, watch: Watch, where: str, reply: Reply) -> AssertionError:
         headline = f"a request under a new key never came to this point: {where}."
-        advice = "The same request must use the same steps. If its data change what it does, pass a function as data."
+        advice = "The same request must use the same steps. If its data changes what it does, pass a function as data."
         if watch.stopped:
             headline = f"stopped {where}, the view went on."
             advice = "Code around the step catches BaseException, or everything (a bare except). Catch Exception."
         return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
 
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
-        """Yield each defect of the retry, together with advice for the developer.
+        """Yield each defect of the retry with advice.
 
-        A call without a derived key must not be made twice. A step must have the same name in all attempts. In a retry,
-        `reconcile` can record the result of an earlier call. To do this, `reconcile` passes a function to
-        `operation.call`. This function returns the result. This does not count as a second call.
+        A call without a derived key must not be made twice, and a step must keep its name. A look-up that `reconcile`
+        passes to `operation.call`, to record the result of an earlier call, does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():
@@ -255,7 +230,7 @@ class CrashChecks:
                 yield (
                     f"call {name!r} was made twice, and the other side cannot know that.",
                     f"Send operation.derive_key({name!r}) with the call, or set on_abandoned='hold'. If a second "
-                    f"call does no harm, pass repeatable=[{name!r}].",
+                    f"call is harmless, pass repeatable=[{name!r}].",
                 )
         lost = {(kind, run): name for (kind, name), run in stopped.ran.items() if (kind, name) not in retried.used}
         for (kind, name), run in retried.ran.items():
@@ -267,13 +242,13 @@ class CrashChecks:
         if (retry.status, _shape(retry.body)) != (self.undisturbed.status, _shape(self.undisturbed.body)):
             yield (
                 f"the retry got {retry.status}, or another kind of response.",
-                "The view must come to the same answer when its finished steps return their kept results.",
+                "The view must come to the same response when its finished steps return their stored results.",
             )
         if created != self.created:
             yield (
                 f"the stopped request and its retry created {created} {self.checks.name}; an undisturbed "
                 f"request creates {self.created}.",
-                "Write to the database inside operation.write() only: what stands outside runs again in each attempt.",
+                "Write to the database only inside operation.write(): whatever is outside runs again in each attempt.",
             )
 
 
@@ -282,7 +257,7 @@ def _named(steps: Collection[tuple[str, str]]) -> str:
 
 
 def _shape(body: bytes) -> Any:
-    """Return the field names of a JSON response. The values are not compared, because each response has its own ids."""
+    """The field names of a JSON response. Its values are not compared, because each response has ids of its own."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,7 +1,4 @@
-"""This module sends the requests of a test to an endpoint.
-
-A test can repeat a request, change the body of a request, or send a request several times at the same time.
-"""
+"""The requests of a test: repeated, with a changed body, or several at the same time."""
 
 from __future__ import annotations
 
@@ -21,17 +18,13 @@ from ..engine.conf import get_settings
 from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
-"""An error message shows at most this number of characters of a body."""
+"""The most characters of a body in an error message."""
 START_TIMEOUT = 60
-"""Seconds after which a test fails if some of its threads cannot start, for example without a free connection."""
+"""Seconds after which a test fails if some threads cannot start, without a free connection for example."""
 
 
 class Reply:
-    """A `Reply` object contains the response of the endpoint that is tested.
-
-    The attribute `replayed` has the value of the header `Idempotency-Replayed`: True or False. If the response does not
-    have this header, the attribute is None.
-    """
+    """The response of the endpoint. `replayed` is the value of `Idempotency-Replayed`, or None without that header."""
 
     def __init__(self, response: Any) -> None:
         self.response, self.status = response, response.status_code
@@ -41,10 +34,8 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Return True if the response says that the first request is still running.
-
-        Such a response has the status 409, 429 or 202. If the status is 202, the JSON body must also contain the state
-        of the first request.
+        """Whether the first request is said to be still running: 409, 429, or 202 with the state of that request as
+        JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -52,7 +43,7 @@ class Reply:
 
     @property
     def is_mismatch(self) -> bool:
-        """Return whether the endpoint has refused the key, because the key was used for a different request."""
+        """Whether the key was refused because it was used for a different request."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
     def _json_field(self, name: str) -> Any:
@@ -62,7 +53,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """Describe the response. Error messages contain this description."""
+        """As error messages show it."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
@@ -73,11 +64,10 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A test can send a `Request` object many times, with the same key or with different keys.
+    """A request that can be sent many times, under one key or several.
 
-    The function `with_key` receives a key as its argument, and returns arguments for `client.post`. The returned
-    arguments contain the key. If the attribute `alters_body` is True, the method `send` changes the body of the
-    request. For example, the method adds a field to the body.
+    `with_key` returns, for a key, the arguments of `client.post` that carry it. With `alters_body`, `send` changes the
+    body, for example by one more field.
     """
 
     client: Any
@@ -92,10 +82,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request, and return the reply. If the argument `client` is given, this client sends the request.
-
-        The cookies of the client do not change.
-        """
+        """Send the request with `client` or with its own client, whose cookies do not change."""
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -103,22 +90,20 @@ class Request:
         return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
-        """Return the body of the request.
-
-        The key is in one part of the body. The argument `carried` is this part. This part is either a dict with some
-        fields of the body, or the whole body.
-        """
-        data = copy.deepcopy(self.data)  # a client reads a file to its end, so each request needs its own copy
+        """The body, merged with `carried`: the fields or the whole body in which `with_key` has put the key."""
+        data = copy.deepcopy(self.data)  # a client reads files to their end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
             return altered(body) if self.alters_body else body
         if data is not None:
-            raise TypeError(f"with_key= gives the data {carried!r}, which cannot be merged with {data!r}. Use dicts.")
+            raise TypeError(
+                f"with_key= returned the data {carried!r}, which cannot be merged with {data!r}. Use dicts."
+            )
         return altered(carried) if self.alters_body else carried
 
 
 def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for `client.post` without the headers that identify a caller."""
+    """The arguments of `client.post` without the headers that identify a caller."""
     named = {name.lower() for name in ("Cookie", *get_settings().credential_headers)}
     kept = {name: value for name, value in extra.get("headers", {}).items() if name.lower() not in named}
     environ = {f"HTTP_{name.upper().replace('-', '_')}" for name in named}
@@ -126,24 +111,17 @@ def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """Return arguments for `client.post` that put the key into a header of the request.
-
-    The key is written in quotes, because the package always accepts a quoted key.
-    """
+    """The arguments of `client.post` that put the key into a header, in quotes, which are always accepted."""
     return {"headers": {get_settings().header: f'"{key}"'}}
 
 
 def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Reply]:
-    """Send the same request from several threads at the same time, and return the replies.
-
-    Each thread has its own database connection.
-    """
+    """Send the same request from several threads at the same time, each with its own connection."""
     barrier = Barrier(count, timeout=START_TIMEOUT)
 
     def send(client: Any) -> Reply:
         try:
-            # Opening a connection takes longer than sending a request. So each thread first opens its connection, and
-            # then waits until all threads have a connection.
+            # Connecting takes longer than sending, so all threads connect before the first one sends.
             connections[alias].ensure_connection()
             barrier.wait()
             return request.send(key, client=client)
@@ -159,15 +137,11 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 
 
 def _copy(client: Any, *, raises: bool = True) -> Any:
-    """Return a copy of a Django client. The copy has its own cookies.
+    """Copy a Django client with its cookies. Other clients are returned as they are.
 
-    If the client is not an instance of `django.test.Client`, the function returns the client itself.
-
-    In a test, a retry must send the same cookies as the first request. A real client sends a retry because the first
-    response was lost. So a real client does not know the new cookies of the first response.
-
-    With `raises=False`, the copy does not raise the exceptions of views. With `raises=True`, a client also raises the
-    exceptions of requests in other threads.
+    A retry must send the cookies of the first request: a real client retries because that response, with its new
+    cookies, was lost. With `raises=False`, the copy does not raise the exceptions of views; a client would raise those
+    of other threads, too.
     """
     if not isinstance(client, Client):
         return client
@@ -181,9 +155,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """The data can contain files. Load all these files into memory, and return a copy of the data in which the loaded
-    files replace the original files. Only a file in memory can be copied.
-    """
+    """Replace files by copies in memory, because only these can be copied for each request."""
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -198,7 +170,7 @@ def with_files_read(data: Any) -> Any:
 
 
 def altered(data: Any) -> Any:
-    """Return a copy of the data with one change. For example, the copy has one more field."""
+    """Copy the data with one change, such as one more field."""
     match data:
         case None | dict():
             return {**(data or {}), "altered": "1"}

@@ -1,4 +1,4 @@
-"""This module has the function `create_key`, which writes a test row into the key table."""
+"""Write a key into the table, as if a request had left it there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..engine.stores import alias_for, store_for
 from ..models import IdempotencyKey
 
 LEASE = 120
-"""A key in progress is locked for this number of seconds. No test takes so long."""
+"""Seconds for which a key in progress is locked, longer than any test takes."""
 
 
 def create_key(
@@ -36,32 +36,32 @@ def create_key(
     response: Any = None,
     using: str | None = None,
 ) -> IdempotencyKey:
-    """Write a row into the key table. The row looks like the row of an earlier request with this key. The next request
-    with this key finds the row.
+    """Write a row into the key table, as an earlier request with this key would have left it. The next request finds
+    it.
 
-    This function writes the row in a new transaction. Inside an outer `atomic()`, the function uses a savepoint. The
-    row has no fingerprint, so the row matches any request with this key.
+    It is written in one transaction, or in a savepoint of an outer `atomic()` block. Having no fingerprint, it matches
+    any request with this key.
 
     Args:
-        key: the key that the client sends, without quotes. Default: a new UUID.
-        scope: the caller, such as `scope_of_user(user)`. Default: an anonymous caller without a credential.
+        key: the key that the client sends, without quotes; default: a new UUID.
+        scope: the caller, such as `scope_of_user(user)`; default: an anonymous caller without credentials.
         operation: the method and the route that `idempotency_endpoints` prints.
-        status: a "completed" key is replayed. An "in_progress" key is a conflict for two minutes. An "abandoned" key is
-            in progress, but its lease is over. A "failed" key runs again at once. Default: "completed", but "failed"
-            with `steps` or `in_doubt`.
+        status: "completed" is replayed, "in_progress" is a conflict for two minutes, "abandoned" is in progress with an
+            expired lease, and "failed" runs again at once; default: "completed", or "failed" with `steps` or
+            `in_doubt`.
         steps: the results of finished calls, by the names of the calls.
         in_doubt: names of calls that were started and have no result.
-        keyed: whether these calls were made with their derived keys, so that "retry-keyed" makes one in doubt again.
+        keyed: whether these calls were made with their derived keys, so that "retry-keyed" repeats one in doubt.
         on_abandoned: the policy of the endpoint for calls in doubt.
-        response: the response to replay. Default: 201 with an empty JSON object.
-        using: database alias. Default: the write alias of the key table.
+        response: the response to replay; default: 201 with an empty JSON object.
+        using: database alias; default: the write alias of the key table.
 
     Returns:
         The row.
 
     Raises:
         ValueError: a row with this key exists and has not expired.
-        ResultNotStorable: a result of a step cannot be kept.
+        ResultNotStorable: the result of a step cannot be stored.
     """
     calls = {**dict.fromkeys(in_doubt), **(steps or {})}
     status = status or ("failed" if calls else "completed")

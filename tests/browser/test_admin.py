@@ -36,7 +36,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")
     assert "? in doubt Attempt 1 ended without a final response." in told
-    assert "It is refused with 409, and no call is made again." in told
+    assert "It is refused with 409, and no call is repeated." in told
     assert admin.locator(".idempotency-decisions a").all_inner_texts() == [
         "Record an outcome",
         "Answer by hand",
@@ -62,7 +62,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     assert (answer.status_code, answer.json()["charge"]) == (201, "ch_1")
     assert GATEWAY.calls == 1
     admin.reload()
-    assert "✓ completed The operation has ended with status 201." in admin.inner_text(".idempotency-story")
+    assert "✓ completed The operation finished with status 201." in admin.inner_text(".idempotency-story")
     admin.goto(LIST_PAGE)
     assert "Nothing needs attention" in admin.inner_text(".idempotency-overview")
 

@@ -212,7 +212,7 @@ class TestAttentionContract:
         assert (cleanup.unstuck, cleanup.stuck, cleanup.deleted, cleanup.batches) == (1, 0, 0, 1)
         assert (row().status, row().locked_until, row().expires_at) == ("failed", None, expires_at)
         assert row().last_error == (
-            "cleanup_idempotency_keys: the lease was over, and nothing outside had been called."
+            "cleanup_idempotency_keys: the lease had expired, and nothing outside had been called."
         )
         assert row().decisions is None
         assert IdempotencyStep.objects.count() == (kept != "nothing")

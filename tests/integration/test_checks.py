@@ -231,7 +231,7 @@ def test_e013_a_schema_for_each_tenant_needs_a_scope(
     (message,) = check_settings()
     assert message.id == "django_idempotency.E013"
     name = "django_pgschemas" if engine is None else engine.partition(".")[0]
-    assert message.msg.startswith(f"{name} keeps the users of each tenant in a schema")
+    assert message.msg.startswith(f"{name} keeps each tenant's users in a separate schema")
     settings.IDEMPOTENCY = {"SCOPE": lambda request: f"{request.tenant.pk}:{request.user.pk}"}
     assert [*check_settings()] == []
 

@@ -64,7 +64,7 @@ def test_a_durable_redis_is_silent(settings: Any) -> None:
 def test_w012_keys_in_memory_outside_debug(debug: bool, settings: Any) -> None:
     settings.DEBUG = debug
     settings.IDEMPOTENCY = {"BACKENDS": {"events": MEMORY}}
-    lost = ("W012", "Keys in the memory of a process are lost with it, and another process does not see them: its")
+    lost = ("W012", "Keys in the memory of a process are lost with it, and invisible to other processes, where")
     assert [(id_, msg[:88]) for id_, msg in told(check_servers)] == ([] if debug else [(lost[0], lost[1][:88])])
 
 

@@ -54,8 +54,8 @@ class TestCommand:
         make_keys(2, age=timedelta(0))
         make_leased("stuck", "in_progress", lapsed=True)
         make_leased("died", "in_progress", lapsed=True, call=False)
-        stuck = "Half done, because a call is finished and the operation is not: 1."
-        dead = "1 key for retry: the workers died before any call."
+        stuck = "Half done, because a call has finished and the operation has not: 1."
+        dead = "1 key for retry: their workers died before any call."
         assert run("--dry-run") == f"Would delete 2 expired idempotency keys. Would free {dead} {stuck}\n"
         assert IdempotencyKey.objects.count() == 6
         assert run() == f"Deleted 2 expired idempotency keys. Freed {dead} {stuck}\n"
@@ -223,7 +223,7 @@ class TestLeasedKeys:
         assert run() == (
             "Deleted 3 expired idempotency keys. "
             "In doubt, because it is unknown what took effect: 2. "
-            "Half done, because a call is finished and the operation is not: 2.\n"
+            "Half done, because a call has finished and the operation has not: 2.\n"
         )
         left = ["half done", "failed in doubt", "running", "stuck", "stuck in doubt"]
         assert list(IdempotencyKey.objects.order_by("pk").values_list("key", flat=True)) == left

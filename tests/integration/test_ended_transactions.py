@@ -95,7 +95,7 @@ def test_the_admin_shows_it(left: IdempotencyKey, admin_client: Client) -> None:
     """As stuck, with what to do, and with the decisions."""
     assert b"idempotency-stuck" in admin_client.get("/admin/django_idempotency/idempotencykey/").content
     page = admin_client.get(f"/admin/django_idempotency/idempotencykey/{left.pk}/change/").content.decode()
-    assert "The view ended its own transaction, and then failed or died." in page
+    assert "The view ended its own transaction, then failed or died." in page
     assert "Release for retry" in page
     assert "Record an outcome" not in page
 

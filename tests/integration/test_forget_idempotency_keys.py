@@ -79,7 +79,7 @@ def test_a_user_under_a_scope_of_the_project_is_refused(settings: Any) -> None:
         True,
     )
     assert text.endswith(
-        "Pass --scope with what this function returns for the user, or with the scope that the admin shows."
+        "Pass --scope with what that function returns for the user, or with the scope that the admin shows."
     )
     assert forgotten("--scope=acme:user:auth.User:1", "--apply") == (0, "Forgot 1 key of acme:user:auth.User:1.\n")
 

@@ -120,7 +120,7 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
 
     text = answers[1].content.decode()
     assert (answers[1].status_code, answers[1]["Idempotency-Replayed"]) == (422, "false")
-    assert "This form was sent before, with other content" in text
+    assert "This form was sent before, with different content" in text
     assert "<form" not in text  # nothing good comes of sending it again
     refused = [client.post("/picky/", {**FORM, "item": item}, headers=BROWSER) for item in ("sold out", "a lamp")]
     assert "This form was refused when you first sent it" in refused[1].content.decode()
@@ -145,9 +145,9 @@ def test_a_changed_form_leads_back_to_a_new_one(referer: str, linked: bool, rf: 
     ("outcome", "status", "says", "again"),
     [
         (Conflicted(), 409, "We are still working on your request", True),
-        (InDoubt(), 409, "please do not start anew.", True),
+        (InDoubt(), 409, "please do not start over.", True),
         (Unavailable(), 503, "We are busy, and nothing was done", True),
-        (Mismatched(), 422, "This form was sent before, with other content", False),
+        (Mismatched(), 422, "This form was sent before, with different content", False),
         (Mismatched(refused=True), 422, "This form was refused when you first sent it", False),
         (TooOld(), 409, "its request may have been processed already", False),
     ],

@@ -121,7 +121,10 @@ def test_a_rename_that_loses_its_keys_is_told_and_not_made_worse(gateway: Gatewa
         call_command("idempotency_endpoints", database="default", stdout=StringIO(), stderr=errors)
         page = admin_client.get(reverse("admin:django_idempotency_idempotencykey_changelist")).content.decode()
     assert (Order.objects.count(), gateway.charged()) == (9, 12)
-    lost = "database 'default' has keys of 'POST pay/<int:basket>/', and no endpoint has this name: a retry runs again."
+    lost = (
+        "database 'default' stores keys of 'POST pay/<int:basket>/', but no endpoint has that name: their retries run "
+        "again."
+    )
     assert (told, errors.getvalue()) == ([("django_idempotency.W016", lost)], f"{lost}\n")
     assert "their retries run again: POST pay/&lt;int:basket&gt;/. Was the route renamed?" in page
 

@@ -175,10 +175,10 @@ class TestSeen:
     @pytest.mark.uncounted
     def test_a_word_is_asked_for_under_the_lock(self, in_doubt: IdempotencyKey) -> None:
         """A late worker may have finished its call since the key was shown: then an answer needs a word."""
-        with pytest.raises(NotResolvable, match="look outside"):
+        with pytest.raises(NotResolvable, match="ask the called service"):
             release_for_retry(row(), confirmed=False)
         IdempotencyStep.objects.update(finished_at=timezone.now())
-        with pytest.raises(NotResolvable, match="look outside"):
+        with pytest.raises(NotResolvable, match="ask the called service"):
             close_with(row(), CLOSED, confirmed=False)
         assert row().decisions is None
         close_with(row(), CLOSED)
@@ -217,7 +217,7 @@ def test_of_two_decisions_at_once_one_wins(kinds: tuple[int, int], in_threads: C
 @pytest.mark.parametrize("status", [100, 500, 599])
 def test_a_closing_answer_is_final(in_doubt: IdempotencyKey, status: int) -> None:
     """200 to 499."""
-    with pytest.raises(ValueError, match=f"status {status} is no final answer"):
+    with pytest.raises(ValueError, match=f"status {status} is not a final answer"):
         close_with(row(), Snapshot(status_code=status, headers=(), body=b""))
 
 

@@ -65,7 +65,7 @@ class TestList:
             0,
             f"{key.pk} {key.reference} POST refund/, caller 's': in doubt for 2\xa0days, policy hold, attempt 1, "
             f"worker w:7, in doubt: call, done: {done}, about order 59.\n"
-            "1 key. Decide by --release or --close.\n",
+            "1 key. Decide with --release or --close.\n",
         )
 
     def test_a_key_whose_view_ended_its_transaction_says_what_is_in_doubt(self) -> None:
@@ -98,7 +98,7 @@ class TestList:
         """A typing error: nothing is decided about the others."""
         others = [f"--id={get('stuck').pk}", f"--id={10**30}"]
         status, text = resolve(*others, *decision)
-        assert (status, text.endswith(f"There is no row {10**30}, or the other options exclude it.")) == (3, True)
+        assert (status, text.endswith(f"No key has the number {10**30}, or the other options exclude it.")) == (3, True)
         assert get("stuck").status == "in_progress"
 
     @pytest.mark.django_db(databases=["default", "other"])
@@ -136,7 +136,7 @@ class TestDecisions:
         for apply in ([], ["--apply"]):
             status, text = resolve("--release", f"--key={key}", *apply)
             assert (status, "0 keys" in text) == (3, True)
-            assert ". Passed over: look outside first, then add --calls-did-not-happen.\n" in text
+            assert ". Skipped: ask the called service first, then add --calls-did-not-happen.\n" in text
         assert get(key).decisions is None
         assert resolve("--release", "--calls-did-not-happen", f"--key={key}", "--apply")[0] == 0
         assert not get(key).steps.filter(finished_at=None).exists()
@@ -144,7 +144,7 @@ class TestDecisions:
     def test_closing_passes_over_finished_calls(self) -> None:
         """And over calls in doubt: a charge without an order would be forgotten."""
         status, text = resolve("--close=410", "--older-than=0", "--apply")
-        assert (status, text.count(f" Passed over: look outside first, then add {SETTLED}.\n")) == (3, 2)
+        assert (status, text.count(f" Skipped: ask the called service first, then add {SETTLED}.\n")) == (3, 2)
         assert "Closed 1 key.\n" in text
         assert [get(key).status for key in ("doubt", "half", "stuck")] == ["failed", "failed", "completed"]
         assert [resolve("--close=410", SETTLED, f"--key={key}", "--apply")[0] for key in ("doubt", "half")] == [0, 0]
@@ -168,10 +168,10 @@ class TestDecisions:
     ("arguments", "message"),
     [
         (["--release"], "Choose the keys"),
-        (["--apply"], "say what to decide"),
+        (["--apply"], "needs a decision"),
         (["--close=200", '--body={"id": 1', "--key=k"], "not JSON: Expecting ',' delimiter"),
         (["--close=200", "--body= [NaN]", "--key=k"], "NaN is not a JSON value"),
-        (["--close=500", "--key=k"], "is no final answer"),
+        (["--close=500", "--key=k"], "is not a final answer"),
         (["--release", "--key=k", "--database=gone"], "database 'gone', which does not exist"),
         (["--release", "--key=k", "--apply", "--reason= "], "--apply needs --by"),
     ],
@@ -246,8 +246,8 @@ class TestOneKeyOfTwoCallers:
             status, text = resolve(f"--key={key}", *decision, *apply)
             assert (status, text.count("caller 'user:")) == (1, 2)
             assert text.endswith(
-                "2 keys are selected, maybe of several callers or operations. Choose one by the number at the "
-                f"beginning of its line, such as --id {self.victim.pk}."
+                "2 keys are selected, perhaps of several callers or operations. Choose one by the number at "
+                f"the start of its line, such as --id {self.victim.pk}."
             )
         assert IdempotencyKey.objects.exclude(decisions=None).count() == 0
         assert listed("--key=order-4711") == ["order-4711"] * 2
@@ -268,7 +268,7 @@ class TestWhyNot:
         [
             ("done", ["--close=410"], "it is completed, or a worker holds it"),
             ("running", ["--release"], "it is completed, or a worker holds it"),
-            ("half", ["--close=410"], "look outside first, then add --finished-calls-are-settled"),
+            ("half", ["--close=410"], "ask the called service first, then add --finished-calls-are-settled"),
         ],
     )
     @pytest.mark.parametrize("apply", [[], ["--apply"]])
@@ -278,7 +278,7 @@ class TestWhyNot:
             status, text = resolve(name, *options, *apply)
             line = text.splitlines()[0]
             assert (status, line.startswith(f"{row.pk} {row.reference} {row.operation}, caller 's': ")) == (3, True)
-            assert line.endswith(f" Passed over: {why}.")
+            assert line.endswith(f" Skipped: {why}.")
         assert rows() == before
 
     def test_a_key_without_attention_may_be_named(self) -> None:

@@ -24,7 +24,7 @@ pytestmark = [
 WORDS = ("--calls-did-not-happen", "--finished-calls-are-settled")
 RECORD = {"decision": "Record", "step": "call", "result": '{"id": "ch_1"}'}
 RELEASE = {"decision": "release"}
-LEFT = "Not all keys that were selected are decided about."
+LEFT = "Not all selected keys were decided."
 TELLS = "write release, record (with step and result), or a status 200 to 499 (result: the body)."
 Fill = Callable[..., str]
 
@@ -75,7 +75,7 @@ def test_each_row_has_its_own_decision(fill: Fill, encoding: str, delimiter: str
     assert get("doubt").steps.get(name="call").result == '{"value": {"id": "ch_1"}}'
     assert bytes(get("half").body or b"") == b"sold out"
     status, text = resolve(given, *WORDS, "--apply")
-    assert text.count(" Passed over: it has changed since the export.\n") == 3
+    assert text.count(" Skipped: it has changed since the export.\n") == 3
     assert (status, text.endswith(f"\nDecided about 0 keys.\n{LEFT}")) == (3, True)
 
 
@@ -85,9 +85,9 @@ def test_each_row_has_its_own_decision(fill: Fill, encoding: str, delimiter: str
         (RECORD | {"attempt": "2"}, "it has changed since the export"),
         (RECORD | {"reference": "0123456789abcdef"}, "it has changed since the export"),
         (RECORD | {"id": "99999999999999999999"}, "it is gone"),
-        (RECORD | {"step": "write"}, "'write' is neither in doubt nor without its value"),
-        (RELEASE, "look outside first, then add --calls-did-not-happen"),
-        ({"decision": "201"}, "look outside first, then add --finished-calls-are-settled"),
+        (RECORD | {"step": "write"}, "'write' is neither in doubt nor missing its value"),
+        (RELEASE, "ask the called service first, then add --calls-did-not-happen"),
+        ({"decision": "201"}, "ask the called service first, then add --finished-calls-are-settled"),
     ],
 )
 def test_what_is_not_as_it_was_is_left_alone_and_named(fill: Fill, made: dict[str, str], why: str) -> None:
@@ -95,7 +95,7 @@ def test_what_is_not_as_it_was_is_left_alone_and_named(fill: Fill, made: dict[st
     given, before = fill(doubt=made, stuck=RELEASE), get("doubt").updated_at
     for options in ([], ["--apply"]):
         status, text = resolve(given, *options)
-        assert (status, text.endswith(LEFT), text.splitlines()[0].endswith(f" Passed over: {why}.")) == (3, True, True)
+        assert (status, text.endswith(LEFT), text.splitlines()[0].endswith(f" Skipped: {why}.")) == (3, True, True)
     assert (get("doubt").updated_at, [made.action for made in decisions_of(get("stuck"))]) == (before, ["release"])
 
 
@@ -103,7 +103,7 @@ def test_a_decision_that_is_refused_stops_no_other(fill: Fill) -> None:
     """Such as for a trail that was changed in the database."""
     IdempotencyKey.objects.filter(key="doubt").update(decisions="7")
     status, text = resolve(fill(doubt=RECORD, stuck=RELEASE), "--apply")
-    assert "the column 'decisions' holds no JSON list" in text.splitlines()[0]
+    assert "the column 'decisions' is not a JSON list" in text.splitlines()[0]
     assert (status, text.endswith(f" Decided: release.\nDecided about 1 key.\n{LEFT}")) == (3, True)
 
 
@@ -140,13 +140,13 @@ def test_one_bad_row_refuses_the_whole_file(fill: Fill, made: dict[str, str], wh
         (
             b"decision,",
             b"Entscheidung,",
-            "line 1: as CSV in UTF-8, the heading must have each of these columns once: d",
+            "line 1: the heading must name each of these columns once, as CSV in UTF-8: d",
         ),
-        (b"decision,", b"step,", "line 1: as CSV in UTF-8, the heading must have "),
+        (b"decision,", b"step,", "line 1: the heading must name "),
         (b"record,call,1,", b'record,call,"""\xe4""",', "line 3: it is not UTF-8. Save the list as CSV UTF-8."),
-        (b"record,call,1,", b"record,call,1,,,,,,,,,,,,,,,,,", "line 3: it has other cells than the heading. "),
+        (b"record,call,1,", b"record,call,1,,,,,,,,,,,,,,,,,", "line 3: its cells do not match the heading. "),
         (b"record,call,1,", b'record,call,"1"2,', "line 3: ',' expected after '\"'."),
-        (b"record,call,1,", b"record,call,1\n", "line 3: it has other cells than the heading. "),
+        (b"record,call,1,", b"record,call,1\n", "line 3: its cells do not match the heading. "),
     ],
 )
 def test_a_file_that_is_no_such_list_is_refused(fill: Fill, old: bytes, new: bytes, where: str) -> None:
@@ -169,8 +169,8 @@ def test_a_row_twice(fill: Fill) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--state=stuck"], "--from-csv: the file has the keys, decisions and bodies. "),
-        (["--body=x"], "--from-csv: the file has the keys, decisions and bodies. "),
+        (["--state=stuck"], "--from-csv: the file contains the keys, decisions and bodies. "),
+        (["--body=x"], "--from-csv: the file contains the keys, decisions and bodies. "),
         (["--release"], "not allowed with argument"),
         (["--apply", "--by="], "--apply needs --by, which says who decides, and --reason, which says why."),
     ],
@@ -183,7 +183,7 @@ def test_other_options(fill: Fill, options: list[str], why: str) -> None:
 def test_code_cannot_pass_two_decisions(fill: Fill) -> None:
     """`call_command` does not know which options exclude each other."""
     options = {"from_csv": fill(stuck=RELEASE)[11:], "close": 410, "apply": True, "by": "bob", "reason": "T"}
-    with pytest.raises(CommandError, match="the file has the keys, decisions and bodies"):
+    with pytest.raises(CommandError, match="the file contains the keys, decisions and bodies"):
         call_command("resolve_idempotency_keys", **options)
     assert get("stuck").status == "in_progress"
 

@@ -135,4 +135,4 @@ def test_the_admin_speaks_german(admin_client: Client) -> None:
         "/admin/django_idempotency/idempotencykey/", headers={"Accept-Language": "de"}
     ).content.decode()
     assert "Idempotenzschlüssel" in page
-    assert "festgefahren" in page
+    assert "fehlgeschlagen" in page

@@ -205,11 +205,11 @@ def test_options_of_a_request_may_change_those_of_the_class(rf: Any, key: str, s
     [
         (
             {"idempotency_actions": {"create": None, "craete": None}},
-            ".idempotency_actions names 'craete', a method that the class lacks. Correct the name.",
+            ".idempotency_actions names 'craete', but the class has no such method. Correct the name.",
         ),
         (
             {"idempotency_options": {"ttl": 60}},
-            " has the attribute idempotency_options, which has no effect. Call the attribute idempotency.",
+            " has the attribute idempotency_options, which has no effect. Name it idempotency.",
         ),
     ],
 )

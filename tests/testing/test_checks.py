@@ -36,7 +36,7 @@ class TestRefused:
         """Its threads would not really run at once."""
         monkeypatch.setattr(connections["default"], "vendor", "sqlite")
         monkeypatch.setattr(connections["default"], "is_in_memory_db", lambda: True, raising=False)
-        with pytest.raises(RuntimeError, match=r"it is an in-memory SQLite\. Give it a file"):
+        with pytest.raises(RuntimeError, match=r"as an in-memory SQLite\. Use a file for it"):
             assert_idempotent(client, "/good", DATA, transaction=True)
 
 
@@ -102,9 +102,9 @@ def own_error(request: Any, problem: Any) -> Any:
 
 PROTECT = "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
 TWICE = "executed twice: the retry says that it is a replay, but"
-NOT_KEPT = "no replay: the view has run again."
+NOT_KEPT = "no replay: the view ran again."
 OPTIONAL = "a request without a key was not refused."
-BY_COUNT = "Pass creates= to have rows counted."
+BY_COUNT = "Pass creates= to count rows."
 BROKEN: list[tuple[str, dict[str, Any], str, str]] = [
     ("/unprotected", {}, "not protected: the response has no Idempotency-Replayed header.", PROTECT),
     ("/members", {}, "not protected", "302 without Idempotency-Replayed, Location: /accounts/login/?next=/members"),
@@ -112,25 +112,25 @@ BROKEN: list[tuple[str, dict[str, Any], str, str]] = [
     ("/creates_nothing", {}, "creates= proves nothing: the first request created 0 Order rows.", "or leave creates="),
     ("/never_kept", {}, NOT_KEPT, "record= says that a 201 is not final"),
     ("/constant", {"creates": None}, NOT_KEPT, BY_COUNT),  # equal answers are no replay yet
-    ("/changing", {}, "no replay: the same request was taken for another one.", "fingerprint="),
-    ("/marks_only", {}, f"{TWICE} the view has run again.", "created 1 more Order rows"),
+    ("/changing", {}, "no replay: the same request was taken for a different one.", "fingerprint="),
+    ("/marks_only", {}, f"{TWICE} the view ran again.", "created 1 more Order rows"),
     ("/marks_only", {"creates": None}, f"{TWICE} its response differs.", BY_COUNT),
-    ("/anything_goes", {}, "mismatch accepted: another body under the same key got the first resp", "changed=None"),
+    ("/anything_goes", {}, "mismatch accepted: a different body under the same key got the first resp", "changed=None"),
     (
         "/by_body",
         {"changed": {"reference": "x"}},
-        "mismatch accepted: another body under the same key was run.",
+        "mismatch accepted: a different body under the same key was run.",
         "fingerprint= must cover",
     ),
     (
         "/picky",
         {"changed": {"reference": "refused"}},
-        "another body under the same key was refused with 400, but not because of the key.",
-        "Pass changed= with another body",
+        "a different body under the same key was refused with 400, but not because of the key.",
+        "Pass changed= with a different body",
     ),
     ("/optional", {}, OPTIONAL, "required=False"),
     ("/works_without_a_key", {}, OPTIONAL, "It created 1 more Order rows."),  # refused after the work
-    ("/check_then_act", {"changed": None}, "the response is replayed, but the key table does not hold it.", "none."),
+    ("/check_then_act", {"changed": None}, "the response is replayed, but it is not in the key table.", "none."),
 ]
 
 

@@ -73,7 +73,7 @@ class TestAtOnce:
         endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
         message = fails(
             "/check_then_act",
-            "executed twice at once: more than one of 4 duplicates sent together has",
+            "executed twice at once: more than one of 4 duplicates sent together ran",
             creates=creates,
             headers=headers,
             changed=None,
@@ -92,7 +92,7 @@ class TestAtOnce:
     @pytest.mark.parametrize(
         ("status", "headline"),
         [
-            (409, "none of 4 duplicates sent together has done the work."),
+            (409, "none of 4 duplicates sent together did the work."),
             (500, "4 of 4 duplicates sent together were answered with 500."),
         ],
     )

@@ -109,8 +109,8 @@ class TestBrokenViews:
         assert retry.startswith("Retry: 201 with Idempotency-Replayed: false")
         assert told == "Ran before the stop: call 'charge'. Ran in the retry: call 'charge', write 'order'."
         assert advice == (
-            "Send operation.derive_key('charge') with the call, or set on_abandoned='hold'. If a second call does no "
-            "harm, pass repeatable=['charge']."
+            "Send operation.derive_key('charge') with the call, or set on_abandoned='hold'. If a second call is "
+            "harmless, pass repeatable=['charge']."
         )
 
     @pytest.mark.parametrize("function", range(len(leased_urls.CALLABLES)))
@@ -150,7 +150,7 @@ class TestBrokenViews:
     def test_a_body_that_is_taken_only_once(self, fails: Callable[..., str]) -> None:
         """The second request would make no step, so nothing would be checked."""
         message = fails("/takes_once", changed=None)
-        assert "the first request got 201, and the same request under another key did not." in message
+        assert "the first request got 201, but the same request under another key did not." in message
         assert "pass a function as data" in message
 
     def test_an_atomic_view_has_no_steps(self, crashes: Callable[..., Any]) -> None:

@@ -14,9 +14,9 @@ from ..base import DatabasesCommand, counted
 
 class Command(DatabasesCommand):
     help = (
-        "Delete expired idempotency keys, in short transactions. Run the command with cron. The exit status is 0 if "
-        "the cleanup is done or has reached a limit, and 1 after an error. For 3, see --fail-on-stuck. If a signal "
-        "ended the run, the exit status is 128 plus the signal's number."
+        "Delete expired idempotency keys in short transactions. Run this from cron. The exit status is 0 if the "
+        "cleanup is done or has reached a limit, 1 after an error, 3 as --fail-on-stuck says, and 128 plus the number "
+        "of the signal that ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -50,12 +50,12 @@ def _described(result: Cleanup, dry_run: bool) -> str:
     deleted, freed = ("Would delete", "Would free") if dry_run else ("Deleted", "Freed")
     sentences = [f"{deleted} {counted(result.deleted, 'expired idempotency key')}."]
     if result.unstuck:
-        sentences.append(f"{freed} {counted(result.unstuck)} for retry: the workers died before any call.")
+        sentences.append(f"{freed} {counted(result.unstuck)} for retry: their workers died before any call.")
     if not (result.complete or dry_run):
         sentences.append("Stopped early: more are left.")
     attention = {
         "Stuck, because no worker holds them": result.stuck,
         "In doubt, because it is unknown what took effect": result.in_doubt,
-        "Half done, because a call is finished and the operation is not": result.half_done,
+        "Half done, because a call has finished and the operation has not": result.half_done,
     }
     return " ".join([*sentences, *(f"{why}: {count}." for why, count in attention.items() if count)])

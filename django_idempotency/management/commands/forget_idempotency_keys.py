@@ -17,20 +17,20 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 
 class Command(IdempotencyCommand):
     help = (
-        "Delete what is stored about one caller. If a request with a deleted key comes, the work runs again. Without "
-        "--apply, the command only counts the keys. It keeps the keys that are in progress, in doubt or half done: use "
+        "Delete what is stored about one caller. The next request with a deleted key runs the work again. Without "
+        "--apply, the keys are only counted. Keys that are in progress, in doubt or half done are kept: use "
         "resolve_idempotency_keys. The exit status is 0 if all is done, 1 after an error, and 3 if keys were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
-        caller.add_argument("--user", metavar="NAME", help="Forget the keys of this user. Refused under a SCOPE.")
-        caller.add_argument("--scope", help="Forget the keys of this scope, as the admin or the view's scope= has it.")
-        parser.add_argument("--key", help="Forget only this key. Default: all keys of the caller.")
+        caller.add_argument("--user", metavar="NAME", help="Forget the keys of this user. Refused if SCOPE is set.")
+        caller.add_argument("--scope", help="Forget the keys of this scope, as the admin shows or scope= returns it.")
+        parser.add_argument("--key", help="Forget only this key; default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
         backend = (
-            "Forget the key in this backend, a name in BACKENDS. Needs --key and --operation, and shows its state."
+            "Forget the key in this backend, a name in BACKENDS, and print its state. Needs --key and --operation."
         )
         parser.add_argument("--backend", metavar="NAME", help=backend)
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")
@@ -45,9 +45,9 @@ class Command(IdempotencyCommand):
         if options["user"] is not None:
             if (own := get_settings().options.given().get("scope")) is not None:
                 raise CommandError(
-                    f"--user={options['user']!r}: IDEMPOTENCY['SCOPE'] is {own!r}, so keys are not stored under the "
-                    "scope that a user has by default, and none would be found. Pass --scope with what this function "
-                    "returns for the user, or with the scope that the admin shows."
+                    f"--user={options['user']!r}: IDEMPOTENCY['SCOPE'] is {own!r}, so no key is stored under "
+                    "the scope that a user has by default, and none would be found. Pass --scope with what that "
+                    "function returns for the user, or with the scope that the admin shows."
                 )
             try:
                 scope = scope_of_user(get_user_model()._default_manager.get_by_natural_key(options["user"]))

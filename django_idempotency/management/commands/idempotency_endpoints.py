@@ -20,25 +20,30 @@ FORMATS = {"table": as_table, "markdown": as_markdown}
 class Command(IdempotencyCommand):
     help = (
         "List the unsafe routes of the project's URLconf, protected or not. No view is called, and without --database "
-        "no database is read. The exit status is 0 if the list was printed, and 2 if the list could not be made. For "
-        "1, see --fail-on-unprotected."
+        "no database is read. The exit status is 0 if the list was printed, 1 as --fail-on-unprotected says, and 2 if "
+        "there was no list to print because of an error."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--format", choices=FORMATS, default="table", help="Default: %(default)s. Use markdown for your clients.")
-        add("--all", action="store_true", help="Also list routes of the admin, and routes such as orders.json.")
-        add("--urlconf", help="List the routes of the URLconf with this dotted path. Default: ROOT_URLCONF.")
-        stored = "Also name the operations of this database's keys that no endpoint has, as after a route was renamed."
+        add(
+            "--format",
+            choices=FORMATS,
+            default="table",
+            help="Default: %(default)s. markdown is meant for your clients.",
+        )
+        add("--all", action="store_true", help="Also list the admin's routes, and routes such as orders.json.")
+        add("--urlconf", help="List the routes of the URLconf at this dotted path; default: ROOT_URLCONF.")
+        stored = "Also name the operations of keys in this database that no endpoint has, as after a renamed route."
         add("--database", metavar="ALIAS", help=stored)
         fail = "Exit with status 1 if a route is neither protected nor allowed. Use this option in CI."
         add("--fail-on-unprotected", action="store_true", help=fail)
         allow = (
-            "Allow these routes to be unprotected. The pattern names a route ('hooks/*'), a method and a route "
+            "Allow matching routes to be unprotected. The pattern names a route ('hooks/*'), a method and a route "
             "('DELETE *'), or a view ('shop.views.*'). May be repeated."
         )
         add("--allow", action="append", default=[], metavar="PATTERN", help=allow)
-        add("--allow-file", type=Path, metavar="FILE", help="Read such patterns from this file, one on each line.")
+        add("--allow-file", type=Path, metavar="FILE", help="Read such patterns from this file, one per line.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -53,8 +58,7 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # The project no longer needs this pattern: all endpoints that match the pattern are protected, or no
-                # endpoint matches it. Later, the pattern could hide a new endpoint that is not protected.
+                # A pattern that is no longer needed could later hide a new endpoint without protection.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         if options["database"]:
             for operation in operations_without_a_route(using=options["database"], urlconf=options["urlconf"]):
@@ -74,6 +78,5 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route can be a regular expression that contains "[". In a pattern of `fnmatch`, "[" has a different meaning. So
-    # a route is also allowed if the pattern and the route are the same text.
+    # A route can be a regular expression with a "[", which means something else to `fnmatch`.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from ..base import IdempotencyCommand, several, stoppable
 
 POLL = 0.5
-"""The most seconds between a signal and the end of the command."""
+"""The most seconds that the command takes to end after a signal."""
 
 
 class Server(ThreadingMixIn, WSGIServer):
@@ -21,14 +21,14 @@ class Server(ThreadingMixIn, WSGIServer):
 
 class Silent(WSGIRequestHandler):
     def log_message(self, *args: Any) -> None:
-        """Prometheus asks every few seconds, so nothing is printed."""
+        """Prometheus asks every few seconds, which is not worth a line."""
 
 
 class Command(IdempotencyCommand):
     help = (
-        "Serve the metrics for Prometheus from a process of its own, which answers while all workers of the site are "
-        "busy. If PROMETHEUS_MULTIPROC_DIR is set, the counters of the workers are served, too. The command runs until "
-        "a signal ends it; the exit status is then 0."
+        "Serve the metrics for Prometheus from a separate process, which still answers when all workers of the site "
+        "are busy. If PROMETHEUS_MULTIPROC_DIR is set, the workers' counters are served, too. The command runs until a "
+        "signal ends it, with exit status 0."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -13,16 +13,16 @@ from ..base import DatabasesCommand, counted, several
 
 class Command(DatabasesCommand):
     help = (
-        "Call reconcile for each idempotency key that needs attention, because perhaps the client never sends a retry. "
-        "Run the command with cron. Without a terminal, it prints one line, and one for each key that is left or whose "
-        "reconcile has failed; with a terminal or --verbosity 2, one for each key. The exit status is 0 if no key "
-        "needs attention, 3 if keys do, also younger ones than --older-than, 1 if the command or reconcile has failed, "
-        "and 128 plus the number of a signal that ended the run."
+        "Call reconcile for each idempotency key that needs attention, since its client may never retry. Run this from "
+        "cron. Without a terminal, it prints a summary, and a line for each key that is left or whose reconcile "
+        "failed; on a terminal or with --verbosity 2, a line for each key. The exit status is 0 if no key needs "
+        "attention, 3 if any does, even one that is younger than --older-than, 1 if the command or reconcile failed, "
+        "and 128 plus the number of the signal that ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        age = "Only keys whose state has not changed for S seconds (%(default)s)."
+        age = "Only keys that have not changed for S seconds (%(default)s)."
         default = OLDER_THAN.total_seconds()
         parser.add_argument("--older-than", type=float, default=default, metavar="S", help=age)
         operation = "Only keys of this operation, such as 'POST orders/'. May be repeated."

@@ -27,55 +27,54 @@ CHOICES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
-"""With these options, a person says that the other side was asked. Without these options, the command leaves out keys
-for which the other side must be asked first.
+"""The options by which a person says that the other side was asked. Without them, the command skips keys for which it
+must be asked first.
 """
 LOOKED_HELP = (
-    "Let --release also release keys that have a write in doubt or no lease, and keys that have a call in doubt and "
-    "another policy than retry. You confirm that you have checked the steps in doubt, and that they had no effect."
+    "Let --release also release keys without a lease, with a write in doubt, or with a call in doubt and a policy "
+    "other than retry. You confirm that you have checked the steps in doubt, and that they had no effect."
 )
 SETTLED_HELP = (
-    "Let --close also close keys with calls that have finished or are in doubt. You confirm that the order exists, "
-    "or that the customer has lost no money."
+    "Let --close also close keys whose calls have finished or are in doubt. You confirm that the order exists, or that "
+    "the customer has lost no money."
 )
 FILE_HELP = (
-    "Decide about the keys of a list that the admin has exported. In its column decision, write release, record (with "
-    "the step, and its result as JSON) or a status (with a body as result). Rows without a decision are skipped, and "
-    "keys that have changed since the export are left alone."
+    "Decide about the keys in a list that was exported from the admin. In the decision column, write release, record "
+    "(with the step, and its result as JSON) or a status (with the body as the result). Rows without a decision are "
+    "skipped, and keys that have changed since the export are left alone."
 )
 SHOWN = 200
-"""The command prints at most this number of characters of a step's result."""
-NOT_ALL = "Not all keys that were selected are decided about."
+"""The most characters of a step's result that the command prints."""
+NOT_ALL = "Not all selected keys were decided."
 
 
 class Command(IdempotencyCommand):
     help = (
-        "List idempotency keys that need attention. To decide about the listed keys, add --apply, and --release, "
-        "--close or --from-csv. Each line begins with the number for --id, and names the caller. Also without --apply, "
-        "the exit status is 0 if all is done, 1 after an error, and 3 if no key is selected or a key was refused or "
-        "left out."
+        "List idempotency keys that need attention. To decide about them, add --release, --close or --from-csv, and "
+        "--apply. Each line begins with the number for --id, and names the caller. With or without --apply, the exit "
+        "status is 0 if all is done, 1 after an error, and 3 if no key is selected or one was refused or skipped."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add = parser.add_argument_group("which keys (all given options must apply)").add_argument
-        add("--operation", action="append", help="Select keys of this operation, such as 'POST pay/'. May be repeated.")
-        add("--state", action="append", choices=CHOICES, help="Keys in this state. May be repeated. Default: all.")
-        add("--older-than", type=float, metavar="S", help="Select keys that have not changed for at least S seconds.")
-        add("--key", help="Select this key, or the key with this reference in the log, in any state.")
-        add("--id", action="append", type=int, metavar="N", help="Select the key with this number. May be repeated.")
+        add = parser.add_argument_group("which keys (all options must match)").add_argument
+        add("--operation", action="append", help="Keys of this operation, such as 'POST pay/'. May be repeated.")
+        add("--state", action="append", choices=CHOICES, help="Keys in this state; default: all. May be repeated.")
+        add("--older-than", type=float, metavar="S", help="Keys that have not changed for S seconds.")
+        add("--key", help="This key, in any state, by itself or by its reference in the log.")
+        add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
-        decision = parser.add_argument_group("the decision (needs an option that selects keys)")
+        decision = parser.add_argument_group("the decision (needs an option from above)")
         add = decision.add_mutually_exclusive_group().add_argument
         add("--release", action="store_true", help="Allow the next retry to repeat the calls that are in doubt.")
-        add("--close", type=int, metavar="STATUS", help="Answer retries with this status, a number from 200 to 499.")
+        add("--close", type=int, metavar="STATUS", help="Answer retries with this status, from 200 to 499.")
         add("--from-csv", metavar="FILE", help=FILE_HELP)
         add = decision.add_argument
         add("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         add("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
-        add("--body", default="", help="The body for --close. It is JSON if it begins with {, [ or a double quote.")
-        add("--reason", default="", help="The reason for the decision, or a ticket number. Required with --apply.")
-        add("--by", default="", help="The name of the person who decides. Required with --apply.")
-        add("--apply", action="store_true", help="Execute the decision.")
+        add("--body", default="", help="The body for --close; JSON if it begins with {, [ or a double quote.")
+        add("--reason", default="", help="Why, or a ticket number. Required with --apply.")
+        add("--by", default="", help="Who decides. Required with --apply.")
+        add("--apply", action="store_true", help="Carry out the decision.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
@@ -89,31 +88,30 @@ class Command(IdempotencyCommand):
         keys, left = _selected(options), []
         for key in keys:
             why_not = _why_not(key, action, options)
-            self.say(_line(key) + (f" Passed over: {why_not}." if why_not else ""))
+            self.say(_line(key) + (f" Skipped: {why_not}." if why_not else ""))
             left += [] if why_not else [key.row]
         if missing := set(map(int, options["id"] or ())) - {key.row.pk for key in keys}:
-            text = f"There is no row {min(missing)}, or the other options exclude it."
+            text = f"No key has the number {min(missing)}, or the other options exclude it."
             raise CommandError(text, returncode=NEED_ATTENTION)
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
         if not action:
-            decide = " Decide by --release or --close." if any(key.idle for key in keys) else ""
+            decide = " Decide with --release or --close." if any(key.idle for key in keys) else ""
             self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
-            # Perhaps several callers have used the same key.
             raise CommandError(
-                f"{len(keys)} keys are selected, maybe of several callers or operations. Choose one by the number at "
-                f"the beginning of its line, such as --id {keys[0].row.pk}."
+                f"{len(keys)} keys are selected, perhaps of several callers or operations. Choose one by the number at "
+                f"the start of its line, such as --id {keys[0].row.pk}."
             )
         if self._decide(answer, left, options) < len(keys):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _from_csv(self, twice: bool, options: dict[str, Any]) -> None:
-        """Decide about each row of the file. The whole file is read and checked first."""
+        """Decide about each row of the file, after all of it was read and checked."""
         if twice:
             raise CommandError(
-                "--from-csv: the file has the keys, decisions and bodies. Leave out the options for these."
+                "--from-csv: the file contains the keys, decisions and bodies. Leave out the options for them."
             )
         if not (rows := read(options["from_csv"])):
             raise CommandError("No row of the file has a decision.", returncode=NEED_ATTENTION)
@@ -124,7 +122,7 @@ class Command(IdempotencyCommand):
             key = found.get(row.pk)
             why_not = _refused(row, key, options)
             line = f"{row.pk} {row.seen[0]}:" if key is None else _line(key)
-            result = f"Passed over: {why_not.removesuffix('.')}" if why_not else f"{said}: {row.what[:SHOWN]}"
+            result = f"Skipped: {why_not.removesuffix('.')}" if why_not else f"{said}: {row.what[:SHOWN]}"
             self.say(without_controls(f"{line} {result}."))
             self.show(done, len(rows))
             decided += not why_not
@@ -133,12 +131,9 @@ class Command(IdempotencyCommand):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """With the option `--apply`, make the decision about the keys. Without `--apply`, only print what the command
-        would do.
+        """Close the keys with `answer`, or release them if it is None; without `--apply`, only say so.
 
-        If `answer` is None, the decision releases the keys, so that the next retry can run. If `answer` is a response,
-        the decision closes the keys and stores this response as their result. Return the number of resolved keys.
-        Without `--apply`, return the number of keys that the command would resolve.
+        Returns how many keys were decided, or would be.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -163,10 +158,7 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """Find the keys that match the options of the command, and return a `Facts` object for each key.
-
-    If an option has an empty list, no key matches this option.
-    """
+    """The facts of the keys that the options select. An empty list as an option selects none."""
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
@@ -182,31 +174,27 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    # The command lists the keys in doubt before all other keys. If a key is in doubt, perhaps the customer has already
-    # paid.
+    # Doubts come first, because the customer may have paid already.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Return a text that says why the decision is not possible for this key.
-
-    If the decision is possible, return an empty text. If the command only lists keys, the text is empty, too.
-    """
+    """Why the decision is not possible for this key, or an empty text."""
     if action and not key.idle:
         return "it is completed, or a worker holds it"
     word = LOOKED if action == "release" else SETTLED
     asks = key.needs_word(action) and not options[word]
-    return f"look outside first, then add --{word.replace('_', '-')}" if asks else ""
+    return f"ask the called service first, then add --{word.replace('_', '-')}" if asks else ""
 
 
 def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
-    """With --apply, decide as the row of the file says. Return why this is refused, or an empty text."""
+    """With --apply, decide as the row of the file says. Return why this was refused, or an empty text."""
     if key is None:
         return "it is gone"
     if row.seen != (key.row.reference, key.row.attempt, key.row.updated_at):
         return "it has changed since the export"
     if row.step and row.step not in key.recordable:
-        return f"{row.step!r} is neither in doubt nor without its value"
+        return f"{row.step!r} is neither in doubt nor missing its value"
     if (why_not := _why_not(key, row.action, options)) or not options["apply"]:
         return why_not
     try:
@@ -221,8 +209,7 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    # A text that a client has sent can contain a line break. Then a part of the text could look like the line of
-    # another key.
+    # With the line break of a client's text, a part of it could look like the line of another key.
     return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
@@ -239,27 +226,23 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _action(options: dict[str, Any]) -> str:
-    """Return the name of the decision, "release" or "answer".
+    """Return "release", "answer", or "" if the keys are only listed.
 
-    If the command only lists keys, return an empty text.
-
-    With `--apply`, the command needs a decision, `--by` and `--reason`. If one of these options is missing, this
-    function raises `CommandError`.
+    Raises `CommandError` if `--apply` lacks a decision, `--by` or `--reason`.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action and options["from_csv"] is None:
-        raise CommandError("--apply: say what to decide, by --release, --close or --from-csv.")
+        raise CommandError("--apply needs a decision: add --release, --close or --from-csv.")
     if options["apply"] and not (options["by"].strip() and options["reason"].strip()):
         raise CommandError("--apply needs --by, which says who decides, and --reason, which says why.")
     return action
 
 
 def _answer(status: int, body: str) -> Snapshot:
-    """Return the response that the option `--close` stores in the keys.
+    """Return the response that `--close` stores.
 
-    Raises `CommandError` if the status is less than 200 or more than 499. Raises `ValueError` if the body begins like
-    JSON but is not valid JSON.
+    Raises `CommandError` for a status below 200 or above 499, and `ValueError` for a body that only begins like JSON.
     """
     if not 200 <= status < 500:
-        raise CommandError(f"--close {status} is no final answer: give 200 to 499.")
+        raise CommandError(f"--close {status} is not a final answer: pass one from 200 to 499.")
     return entered_answer(status, body)

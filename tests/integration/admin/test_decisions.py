@@ -30,7 +30,7 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 VIEW, RESOLVE = "view_idempotencykey", "resolve_idempotencykey"
 DECISIONS = ("record", "answer", "release")
-CHANGED = "Nothing can be decided now: the keys have changed since you opened the page, or need no decision."
+CHANGED = "Nothing to decide: the keys have changed since you opened the page, or need no decision."
 ANSWER = {"status": 410, "content_type": "application/json", "body": '{"detail": "cancelled"}', "confirmed": "on"}
 
 
@@ -99,7 +99,7 @@ class TestWhatHappens:
         [
             ("release", "made again, with the same derived key"),
             ("record", "is not made again"),
-            ("answer", "Nothing runs again"),
+            ("answer", "nothing runs again"),
         ],
     )
     def test_a_page_says_what_will_happen(
@@ -184,11 +184,11 @@ class TestRefused:
             ("answer", {"content_type": "application/json"}, "This is not JSON"),
             ("answer", {"content_type": "application/problem+json", "body": "[NaN]"}, "NaN is not a JSON value"),
             ("release", {"seen": ""}, CHANGED),
-            ("release", {"confirmed": ""}, "Look first."),
+            ("release", {"confirmed": ""}, "Look first, then confirm."),
             ("release", {"reason": " "}, "This field is required"),
             ("record", {"reason": ""}, "This field is required"),
             ("answer", {"reason": ""}, "This field is required"),
-            ("record", {"result": '{"value": {"charge": "ch_1"}}'}, "This is the envelope in which a result is kept"),
+            ("record", {"result": '{"value": {"charge": "ch_1"}}'}, "This is the envelope in which a result is stored"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": 0}'}, "There is no shopapp.Order with the primary"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": 1, "using": "x"}'}, "There is no shopapp.Order"),
             ("record", {"result": '{"model": "shopapp.Order", "pk": "\\u0000"}'}, "There is no shopapp.Order with"),
@@ -245,8 +245,8 @@ class TestRefused:
         assert (row().decisions, LogEntry.objects.count()) == (trail, 0)
 
 
-DANGER = "the customer may be charged twice"
-LOOKED = "I looked in the other side&#x27;s books"
+DANGER = "This may charge the customer twice"
+LOOKED = "I checked the other side&#x27;s books"
 SETTLED = "The calls are settled"
 HALF = r'{"\ud800": "\udfff"}'
 """JSON with two halves of surrogate pairs."""
@@ -282,8 +282,8 @@ class TestWord:
         key = make_key("half", status="failed", policy="retry")
         step(key, finished=True)
         page = page_of(operator, key, "answer")
-        assert (SETTLED in page, "“charge” has ended" in page, "ch_1" in page) == (True, True, True)
-        assert "Look first." in decide(operator, key, "answer", confirmed="")
+        assert (SETTLED in page, "“charge” finished" in page, "ch_1" in page) == (True, True, True)
+        assert "Look first, then confirm." in decide(operator, key, "answer", confirmed="")
         assert row().status == "failed"
         assert "Answered by hand" in decide(operator, key, "answer")
 
@@ -301,7 +301,7 @@ class TestWord:
             first.update(policy="hold")
         else:
             keys[0].steps.update(kind="write")
-        assert "Look first." in confirm(operator, "release_selected", keys, **across).content.decode()
+        assert "Look first, then confirm." in confirm(operator, "release_selected", keys, **across).content.decode()
         assert IdempotencyKey.objects.exclude(decisions=None).count() == 0
         confirm(operator, "release_selected", keys, **across, confirmed="on")
         assert IdempotencyKey.objects.exclude(decisions=None).count() == 3
@@ -328,12 +328,12 @@ class TestRecord:
         IdempotencyStep.objects.filter(key__key="other operation").update(result='{"value": "wrong"}')
         key = fail_in_doubt(post, "k-2")
         page = page_of(operator, key, "record")
-        assert "A past result of “charge”, of another key" in page
+        assert "An earlier result of “charge”, from another key" in page
         assert f"&quot;charge&quot;: &quot;{GATEWAY.charges[0]}&quot;" in page
         assert "wrong" not in page
-        assert "A past result" not in page_of(staff(VIEW, RESOLVE), key, "record")
+        assert "An earlier result" not in page_of(staff(VIEW, RESOLVE), key, "record")
         monkeypatch.setattr("django_idempotency.admin.decisions.EXAMPLES", 1)
-        assert "A past result" not in page_of(operator, key, "record")
+        assert "An earlier result" not in page_of(operator, key, "record")
 
     @pytest.mark.parametrize("result", ['{"model": "gpt", "pk": 1}', HALF, '"\\ud800"', '"\\u0000"'])
     def test_a_value_is_recorded_as_the_call_would_return_it(
@@ -396,5 +396,5 @@ class TestSelected:
         IdempotencyKey.objects.filter(pk=keys[0].pk).update(decisions="[")
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
         assert statuses() == ["failed", "completed", "completed"]
-        assert page.count("the column &#x27;decisions&#x27; holds no JSON list") == 1
+        assert page.count("the column &#x27;decisions&#x27; is not a JSON list") == 1
         assert ("Keys: 2." in page, "or a worker holds them: 1." in page) == (True, True)

@@ -20,7 +20,9 @@ from tests.steps import add_step
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 SAME_KEY = "with the same derived key"
-UNSENT = "The other side cannot recognize another call of charge, because the view had asked for no derived key before"
+UNSENT = (
+    "The other side cannot recognize a repeated call of charge, because the view had not asked for a derived key before"
+)
 RED = 'class="button idempotency-danger"'
 
 
@@ -38,7 +40,10 @@ def test_a_derived_key_is_promised_only_if_it_was_sent(operator: Client, keyed: 
     assert (SAME_KEY in page, UNSENT in page) == (keyed, not keyed)
     assert ("the called service honours the derived key" in page, "data-copy" in page) == (keyed, keyed)
     told = operator.get(detail(row())).content.decode()
-    assert ("again with the same derived keys" in told, "had asked for no derived key" in told) == (keyed, not keyed)
+    assert ("calls in doubt, with the same derived keys" in told, "had not asked for a derived key" in told) == (
+        keyed,
+        not keyed,
+    )
     release_for_retry(row())
     assert ("data-copy" in operator.get(detail(row())).content.decode()) is keyed
 
@@ -74,18 +79,18 @@ def test_a_key_offers_what_helps_and_red_is_what_may_charge_twice(
         add_step(key, **step)
     page = operator.get(detail(key)).content.decode()
     assert (buttons(page), RED in page) == (offered, red)
-    assert ("Until then, each retry fails." in page) is ("record" in offered and not red)
+    assert ("Until then every retry fails;" in page) is ("record" in offered and not red)
 
 
 def test_a_key_that_must_never_be_released_offers_no_release(operator: Client, post: Post, settings: Any) -> None:
-    """Its results cannot be decrypted: no red button beside "never forget or release this key"."""
+    """Its results cannot be decrypted: no red button beside "never forget or release this idempotency key"."""
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
     HOOKS["between"] = lambda operation: operation.call("mail", breaks)
     with pytest.raises(Broken):
         post("/pay")
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
     page = operator.get(detail(row())).content.decode()
-    assert "never forget or release this key" in page
+    assert "never forget or release this idempotency key" in page
     assert (buttons(page), RED in page) == (["record", "answer"], False)
 
 
@@ -101,7 +106,7 @@ def test_a_decision_about_many_keys_begins_with_their_sum_and_its_button(operato
         "2 × POST a/",
         "1 × POST b/",
         "3 × in doubt: charge",
-        "1 × ended: mail",
+        "1 × finished: mail",
         'type="submit" cl',
     )
     places = [page.index(text) for text in (*said, 'class="idempotency-selected"')]

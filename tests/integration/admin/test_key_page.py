@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_u
 VIEW, RESOLVE, SECRETS = "view_idempotencykey", "resolve_idempotencykey", "view_response"
 NEVER = "never, while it needs attention"
 STUCK: dict[str, Any] = {"status": "in_progress", "locked_until": datetime(2026, 7, 1, 1, 2, 3, tzinfo=UTC)}
-HIDDEN = "Encrypted. You need the permission “Can view stored response bodies” to see the text."
+HIDDEN = "Encrypted. To see the text, you need the permission “Can view stored response bodies”."
 
 
 def page_of(key: IdempotencyKey, *permissions: str) -> str:
@@ -103,7 +103,7 @@ class TestResponse:
             (b'["Gr\\u00fc", "\\ud800"]', '["Gr\\u00fc", "\\ud800"]'),
             (b"7", "7"),
             ("Grüße".encode(), "Grüße"),
-            (b"\x89PNG", "4 bytes that are no text in UTF-8"),
+            (b"\x89PNG", "4 bytes that are not UTF-8 text"),
             (b"x" * 70000, "x" * 65536 + "\n… (70000 bytes in all)"),
             (b"[" + b"1," * 40000, "[" + "1," * 32767 + "1" + "\n… (80001 bytes in all)"),
         ],
@@ -137,7 +137,7 @@ def test_another_key_with_the_same_request_about_the_same_resource_is_named() ->
     key, other = make_key("k-1", **same), make_key("k-2", **same)
     make_key("k-3", **same | {"resource_id": "60"})
     make_key("k-4", **same | {"fingerprint": b"g" * 32})
-    told = "Another key has the same request about the same resource: "
+    told = "The same request about the same resource was sent with another key: "
     text = page_of(key)
     assert text.count(told) == 1
     assert f'{told}<a href="{detail(other)}">POST orders/ {other.reference}</a>' in text
@@ -149,8 +149,8 @@ def test_another_key_with_the_same_request_about_the_same_resource_is_named() ->
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ({"key": "k-2", "fingerprint": b"f" * 32}, "Another key of the same caller has the same request: "),
-        ({"key": "k-1", "operation": "POST o/"}, "The same caller has sent this key to another operation: "),
+        ({"key": "k-2", "fingerprint": b"f" * 32}, "The same caller sent the same request with another key: "),
+        ({"key": "k-1", "operation": "POST o/"}, "The same caller sent this key to another operation: "),
         ({"key": "k-2", "fingerprint": b"f" * 32, "scope": "user:auth.User:2"}, ""),
         ({"key": "k-2", "fingerprint": b"g" * 32}, ""),
         ({"key": "k-1", "operation": "POST o/", "scope": "user:auth.User:2"}, ""),
@@ -233,16 +233,16 @@ class TestEncrypted:
         text = page_of(row(), SECRETS)
         assert text.count("IDEMPOTENCY[&#x27;ENCRYPTION_KEYS&#x27;]") == 3
         assert "Whether these calls took effect: mail." in text
-        assert "It gets an error (500)" in text
-        assert "Do not ask the client to retry. Put the missing encryption key back." in text
+        assert "It fails with status 500" in text
+        assert "Do not ask the client to retry; put the missing encryption key back." in text
         settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
         post("/pay")
         settings.IDEMPOTENCY = setting
         text = page_of(row(), SECRETS)
         assert "What is stored in &#x27;headers&#x27; of idempotency key" in text
-        assert "It gets an error (500)" in text
-        assert "never forget or release this key" in text
-        assert "It gets the kept response." not in page_of(row(), "view_idempotencykey")
+        assert "It fails with status 500" in text
+        assert "never forget or release this idempotency key" in text
+        assert "It gets the stored response." not in page_of(row(), "view_idempotencykey")
         assert MARK not in text
 
 
@@ -257,25 +257,25 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},
         "call",
-        "its lease was over at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
-        "The view runs again, and makes the calls in doubt again. The other side cannot recognize another call of s0, "
+        "its lease expired at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
+        "The view runs again and repeats the calls in doubt. The other side cannot recognize a repeated call of s0, "
         "because … First make sure that the worker web-3:4711 (host:process) is dead",
     ),
-    (FAILED, "write", "A write ended its own transaction in the middle. … It is refused with 409. A person has to de"),
-    (FAILED, "call ended", f"These steps have ended: s0. … no local write has ended … {NEVER} … are not repeated"),
-    (FAILED, "call ended, write ended", "These steps have ended: s0, s1. … only the answer is missing."),
-    (STUCK, "", "No step was started: nothing has happened outside. … No harm is done … The view runs again."),
+    (FAILED, "write", "A write ended its own transaction halfway through. … It is refused with 409 until a person de"),
+    (FAILED, "call ended", f"These steps finished: s0. … no local write finished … {NEVER} … are not repeated"),
+    (FAILED, "call ended, write ended", "These steps finished: s0, s1. … only the response is missing."),
+    (STUCK, "", "No step was started, so nothing has happened outside. … No harm done … The view runs again."),
     (
         {"status": "in_progress"},
         "",
-        "The view ended its own transaction, and then failed or died. … What the view wrote before … Which part of "
-        f"its work … The key stays as it is, and retries are refused. Expires: {NEVER}. … A person has to decide.",
+        "The view ended its own transaction, then failed or died. … Whatever the view wrote before … How much of "
+        f"its work … The key stays as it is, and retries are refused. Expires: {NEVER}. … until a person decides.",
     ),
     (
         {"status": "in_progress", "locked_until": datetime(2999, 1, 1, tzinfo=UTC)},
         "call",
-        "A worker is at work on attempt 1. It holds the lease until … The worker ends, or a retry takes the key over "
-        "after the lease. … A retry is told that the request is still being processed.",
+        "A worker is on attempt 1. Its lease runs until … The worker finishes, or a retry takes over once the lease "
+        "has expired. … It is told that the request is still being processed.",
     ),
     (
         {"status": "failed", "expires_at": datetime(2026, 7, 1, tzinfo=UTC)},
@@ -285,21 +285,21 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"status": "failed", "policy": "retry-keyed"},
         "call",
-        "Whether these calls took effect: s0. … It is refused with 409: the other side could not recognize another "
-        "call of s0.",
+        "Whether these calls took effect: s0. … It is refused with 409, because the other side could not "
+        "recognize a repeated call of s0.",
     ),
     (
         {"status": "failed", "policy": "retry-keyed"},
         "call keyed",
-        "The view runs again, and makes the calls in doubt again with the same derived keys.",
+        "The view runs again and repeats the calls in doubt, with the same derived keys.",
     ),
     (
         {"status": "failed"},
         "call lost",
-        "what these calls returned was lost: s0. … fails when it asks for s0. Enter the lost value first.",
+        "what these calls returned was lost: s0. … fails as soon as it asks for s0. Enter the lost value first.",
     ),
-    ({}, "", "The operation has ended with status 201. … The response is kept. … It gets the kept response."),
-    ({"body": None}, "", "It is told that the operation has ended, and that the res … Nothing runs again."),
+    ({}, "", "The operation finished with status 201. … The response is stored. … It gets the stored response."),
+    ({"body": None}, "", "It is told that the operation finished, but that its res … Nothing runs again."),
 ]
 
 

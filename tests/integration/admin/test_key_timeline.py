@@ -52,7 +52,7 @@ class TestTimeline:
         HOOKS["between"] = lambda operation: operation.call("mail", breaks)
         with pytest.raises(Broken):
             post("/pay")
-        none = "none: the view had not asked for one before this call"
+        none = "none: the view did not ask for one before this call"
         assert none in page_of(row())
         decision = staff(VIEW, "resolve_idempotencykey").get(address(row(), "record")).content.decode()
         assert f"In doubt: mail (derived key: {none})" in decision
@@ -101,14 +101,14 @@ class TestTimeline:
             assert "ada recorded the result of “charge”" in page
             assert "ada corrected the result of “charge”" in page
             assert ("ch_old" in page, "ch_new" in page) == (shown, shown)
-            assert ("recorded by a person" in page, "done after" in page) == (True, False)
+            assert ("recorded by a person" in page, "finished after" in page) == (True, False)
 
     def test_what_is_encrypted_needs_its_permission(self, in_doubt: IdempotencyKey, settings: Any) -> None:
         """Errors and reasons may quote a request."""
         settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
         release_for_retry(IdempotencyKey.objects.get(), by="ada", reason="T-7")
         assert "T-7" not in page_of(row())
-        assert "Encrypted. You need the permission" in page_of(row())
+        assert "Encrypted. To see the text, you need the permission" in page_of(row())
         assert "T-7" in page_of(row(), SECRETS)
 
     @pytest.mark.parametrize("use_tz", [True, False])

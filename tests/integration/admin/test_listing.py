@@ -124,7 +124,7 @@ class TestStates:
         )
         assert text.count("Look it up on the other side") == 1
         assert '<a href="?state=in_doubt&amp;operation=POST%20a%26b%2F">1 × POST a&amp;b/</a>' in text
-        assert '<a href="?state=attention">All of them, the oldest first</a>' in text
+        assert '<a href="?state=attention">All of them, oldest first</a>' in text
         assert '<a href="/runbook/" rel="noopener noreferrer">Runbook</a>' in text
 
 
@@ -141,8 +141,8 @@ def test_open_transactions_that_hold_keys_are_shown() -> None:
     (pid,) = ask("SELECT pg_backend_pid()")
     assert f"Database process {pid}, application “" in operator
     assert re.search(r"active, open for \d+ s, keys: 1<", operator)
-    assert "At work without a lease" not in other
-    assert "<h3>At work without a lease: 1</h3>" in operator
+    assert "Running without a lease" not in other
+    assert "<h3>Running without a lease: 1</h3>" in operator
     assert "Nothing needs attention" in operator
 
 
@@ -217,14 +217,14 @@ class TestFilters:
 
         for query in ({"operation": "POST orders/"}, {"state": "completed"}):
             page = told(**query)
-            assert "which are the keys since 2026-07-01 09:00:00 CDT (2026-07-01 14:00:00 UTC)." in page
+            assert "which go back to 2026-07-01 09:00:00 CDT (2026-07-01 14:00:00 UTC)." in page
             assert "at least 3 idempotency keys" in page
         assert "at least 3 idempotency keys" in told()
         page = told(state="in_doubt")
-        assert "Searched among all keys, by the index of the state." in page
+        assert "Searched all keys, through the index of this state." in page
         assert re.search(r"\n0 idempotency keys", page)
         page = told(q="order 3")
-        assert "Searched among all keys, for this text as a complete key, reference, resource" in page
+        assert "Searched all keys for this text as a complete key, reference, resource" in page
         assert "at least" not in page
 
 

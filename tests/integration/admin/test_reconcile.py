@@ -114,7 +114,7 @@ def test_it_is_offered_only_where_a_recovery_would_ask(operator: Client, fields:
     if kind:
         add_step(key, kind=kind)
     assert BUTTON not in operator.get(detail(key)).content.decode()
-    assert "Nothing can be decided now" in decide(operator, key, "reconcile")
+    assert "Nothing to decide" in decide(operator, key, "reconcile")
 
 
 def test_it_needs_the_permission_to_decide(doubt: IdempotencyKey) -> None:
