@@ -16,7 +16,11 @@ from tests.interop.faults import answers, arrivals, digest
 from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
 
-pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.skipif("INTEROP" not in os.environ, reason="NOT RUN: other people's programs, tox run -e interop"),
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+]
 PROGRAMS = Path(__file__).parent / "clients"
 INSTALLATION = 120
 """Seconds for npm, or for Go's compiler."""
@@ -39,10 +43,7 @@ CURL = """{} --silent --fail --retry 20 --retry-all-errors --retry-delay 1 --max
   --header "Idempotency-Key: $2" --header "X-Fault: $3" --json '{{"item": "a book"}}' $1"""
 
 
-def on_demand(program: str) -> str:
-    """The program's path. What is downloaded or compiled first has no place among the quick tests."""
-    if "INTEROP" not in os.environ:
-        pytest.skip(f"NOT RUN: {program} takes longer, tox run -e interop")
+def path_of(program: str) -> str:
     if (path := shutil.which(program)) is None:
         pytest.skip(f"NOT RUN: no {program} here")
     return path
@@ -50,7 +51,7 @@ def on_demand(program: str) -> str:
 
 @pytest.fixture(scope="module")
 def axios_retry(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    node, npm = on_demand("node"), on_demand("npm")
+    node, npm = path_of("node"), path_of("npm")
     folder = tmp_path_factory.mktemp("axios")
     install = [npm, "install", "--prefix", folder, "--ignore-scripts", "--no-audit", "--no-fund", *AXIOS]
     try:
@@ -64,7 +65,7 @@ def axios_retry(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    compiler, folder = on_demand("go"), tmp_path_factory.mktemp("go")
+    compiler, folder = path_of("go"), tmp_path_factory.mktemp("go")
     program = folder / "post"
     subprocess.run(
         [compiler, "build", "-o", program, PROGRAMS / "with_go.go"],

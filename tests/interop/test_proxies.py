@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 import pytest
 
@@ -10,7 +12,11 @@ from tests.interop.proxies import program, proxy
 from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
 
-pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.skipif("INTEROP" not in os.environ, reason="NOT RUN: other people's programs, tox run -e interop"),
+    pytest.mark.only_on("postgresql"),
+    pytest.mark.django_db(transaction=True),
+]
 
 
 @pytest.fixture(params=["nginx", "haproxy"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -21,15 +21,14 @@ from django_idempotency.engine.stores.states import (
     Seen,
     as_sql,
 )
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.contracts.states import TestStatesContract
-from tests.steps import add_step
 
 __all__ = ["TestStatesContract"]
 
 HOUR = timedelta(hours=1)
 LEASES = {"none": None, "live": HOUR, "over": -HOUR}
-STEPS = {
+STEPS: dict[str, list[tuple[str, bool]]] = {
     "no step": [],
     "a read": [("fetch", True)],
     "a write": [("write", True)],
@@ -41,27 +40,41 @@ STEPS = {
 CASES = list(product(IdempotencyKey.Status.values, LEASES, ("kept", "over"), STEPS))
 
 
-def make(number: int, status: str, lease: str, ttl: str, steps: str) -> None:
+def made(number: int, status: str, lease: str, ttl: str, steps: str) -> tuple[IdempotencyKey, list[IdempotencyStep]]:
     now, left = timezone.now(), LEASES[lease]
-    key = IdempotencyKey.objects.create(
-        key_hash=number,
-        scope_hash=number,
+    kinds = STEPS[steps]
+    unknown = sum(not finished for _, finished in kinds)
+    effects = kinds.count(("call", True))
+    same = {"key_hash": number, "scope_hash": number}
+    key = IdempotencyKey(
+        id=number,
+        **same,
         key=f"{status}, lease {lease}, ttl {ttl}, {steps}",
         status=status,
+        policy="hold" if kinds else None,
+        unknown=unknown,
+        effects=effects,
+        attention_at=now if status == "failed" and unknown + effects else None,
         locked_until=None if left is None else now + left,
         last_error="it broke" if status == "failed" else None,
         created_at=now,
         updated_at=now,
         expires_at=now + (HOUR if ttl == "kept" else -HOUR),
     )
-    for index, (kind, finished) in enumerate(STEPS[steps]):
-        add_step(key, str(index), kind, finished_at=now if finished else None)
+    ended = {True: now, False: None}
+    return key, [
+        IdempotencyStep(
+            key=key, **same, name=str(index), kind=kind, attempt=1, started_at=now, finished_at=ended[finished]
+        )
+        for index, (kind, finished) in enumerate(kinds)
+    ]
 
 
 @pytest.fixture
 def rows(db: None) -> Any:
-    for number, case in enumerate(CASES):
-        make(number, *case)
+    keys, steps = zip(*(made(number, *case) for number, case in enumerate(CASES, 1)), strict=True)
+    IdempotencyKey.objects.bulk_create(keys)
+    IdempotencyStep.objects.bulk_create(chain.from_iterable(steps))
     return IdempotencyKey.objects.annotate(now=Clock()).prefetch_related("steps")
 
 

@@ -63,6 +63,8 @@ def upgraded(transactional_db: None) -> Iterator[dict[str, Any]]:
                 )
                 (columns,) = cursor.fetchone()
                 cursor.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM public.{table}")
+                # The next id, as `pg_dump` keeps it: the rows bring theirs.
+                cursor.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table}")
             cursor.execute(SCRIPT.read_text())
             yield before
         finally:
