@@ -172,7 +172,7 @@ def test_django_ninja() -> None:
     from ninja import NinjaAPI, Schema
 
     from django_idempotency.ninja import idempotent_operation
-    from tests.ninja.api_urls import Status
+    from tests.ninja.operations import Status
 
     class Paid(Schema):
         id: int
