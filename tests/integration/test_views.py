@@ -43,7 +43,7 @@ def atomic(*args: Any) -> HttpResponse:
     return JsonResponse({"atomic": connection.in_atomic_block})
 
 
-class Handlers(view_class(IdempotencyMixin, View, get=atomic, post=creates(then=atomic))):  # type: ignore[misc]
+class Handlers(view_class(IdempotencyMixin, View, get=atomic, post=creates(then=atomic))):
     idempotency = {"ttl": 60}
 
 
@@ -147,7 +147,7 @@ def test_what_decorators_have_set_on_dispatch_stays(rf: Any) -> None:
     """Django's middleware reads it from the view: here the one for CSRF, and the one that asks for a login."""
 
     @method_decorator([csrf_exempt, login_not_required], name="dispatch")
-    class Open(view_class(post=answers())):  # type: ignore[misc]
+    class Open(view_class(post=answers())):
         pass
 
     class Protected(IdempotencyMixin, Open):

@@ -62,11 +62,11 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
 
 @method_decorator(idempotent, name="post")
 @method_decorator(idempotent, name="put")
-class Decorated(view_class(APIView, post=creates(), put=creates())):  # type: ignore[misc]
+class Decorated(view_class(APIView, post=creates(), put=creates())):
     pass
 
 
-class Dynamic(view_class(IdempotencyMixin, APIView, post=creates())):  # type: ignore[misc]
+class Dynamic(view_class(IdempotencyMixin, APIView, post=creates())):
     def get_idempotency_options(self) -> Any:
         if "off" in self.request.query_params:
             return None

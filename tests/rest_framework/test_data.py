@@ -36,7 +36,7 @@ def as_asked(request: Any, order: Order) -> Any:
     return Response({"id": order.pk, "read": request.data}, status=201)
 
 
-class Orders(view_class(IdempotencyMixin, APIView, post=creates(then=as_asked))):  # type: ignore[misc]
+class Orders(view_class(IdempotencyMixin, APIView, post=creates(then=as_asked))):
     renderer_classes = [JSONRenderer, StaticHTMLRenderer]
     authentication_classes = []
 

@@ -53,7 +53,7 @@ def charge_and_order(request: Any) -> Response:
     return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
 
 
-class Pay(view_class(IdempotencyMixin, APIView, post=charge_and_order)):  # type: ignore[misc]
+class Pay(view_class(IdempotencyMixin, APIView, post=charge_and_order)):
     idempotency = Idempotency(lease=60)
 
     def get_exception_handler(self) -> Callable[..., Any]:

@@ -210,7 +210,7 @@ def test_options_of_a_request_may_change_those_of_the_class(rf: Any, key: str, s
     """The project's defaults are applied to what comes out: here to a lease that only this request has."""
     settings.IDEMPOTENCY = {"ON_ABANDONED": "hold"}
 
-    class Payments(view_class(IdempotencyMixin, APIView, post=answers())):  # type: ignore[misc]
+    class Payments(view_class(IdempotencyMixin, APIView, post=answers())):
         idempotency = Idempotency(ttl=600)
 
         def get_idempotency_options(self) -> Any:

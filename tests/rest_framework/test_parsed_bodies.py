@@ -71,7 +71,7 @@ def reads(request: Any) -> Any:
     return creates()(request)
 
 
-class Orders(view_class(IdempotencyMixin, APIView, post=reads)):  # type: ignore[misc]
+class Orders(view_class(IdempotencyMixin, APIView, post=reads)):
     authentication_classes = []
     parser_classes = [
         *map(counted, (parsers.JSONParser, parsers.FormParser, parsers.MultiPartParser)),

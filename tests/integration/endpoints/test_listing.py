@@ -133,7 +133,7 @@ class TestWalker:
         views = pytest.importorskip("rest_framework.views")
         from django_idempotency.rest_framework import IdempotencyMixin as RestMixin
 
-        class Maybe(view_class(RestMixin, views.APIView, post=answers(), idempotency=None)):  # type: ignore[misc]
+        class Maybe(view_class(RestMixin, views.APIView, post=answers(), idempotency=None)):
             def get_idempotency_options(self) -> Any:
                 return {}
 

@@ -55,7 +55,7 @@ def test_a_method_before_the_first_request() -> None:
     decorator = method_decorator(idempotent(**leased("registry.method")))
     assert only("registry.method").options.reconcile is ask
 
-    class Pay(view_class(post=answers())):  # type: ignore[misc]
+    class Pay(view_class(post=answers())):
         post = decorator(view_class(post=answers()).post)
 
     assert len(registered("registry.method")) == 1
