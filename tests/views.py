@@ -1,4 +1,9 @@
-"""The views that tests protect. Most create an order, and answer with it; the rest of a test says what is special."""
+"""The views that tests protect, made by a few factories.
+
+Most create an order, and answer with its primary key: `creates()`. `then=` says what such a view does instead of that,
+`answers()` makes a view that does nothing else, `charges()` a leased one, and `view_class()` a class-based view of any
+of these. `paths()` gives them URLs. Only a view that is itself what a test is about is written out, beside that test.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,10 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
 from django.views import View
 
+from django_idempotency import get_operation
 from tests.shopapp.models import Order
 
 Called = Callable[..., Any]
@@ -23,11 +30,15 @@ def answers(content: Any = b"", status: int = 200) -> Called:
     return answer
 
 
-def creates(status: int = 201, **fields: Any) -> Called:
-    """A view that creates an order with these fields. Its primary key is the answer."""
+def creates(status: int = 201, then: Called | None = None, *, using: str | None = None, **fields: Any) -> Called:
+    """A view that creates an order with these fields, on this database or where the routers say.
 
-    def create(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return JsonResponse({"id": Order.objects.create(**fields).pk}, status=status)
+    Its primary key is the answer, or else what `then(request, order)` returns or raises.
+    """
+
+    def create(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        order = Order.objects.using(using).create(**fields)
+        return then(request, order) if then else JsonResponse({"id": order.pk}, status=status)
 
     return create
 
@@ -39,6 +50,23 @@ def acreates(status: int = 201, **fields: Any) -> Called:
         return JsonResponse({"id": (await Order.objects.acreate(**fields)).pk}, status=status)
 
     return create
+
+
+def charges(charge: Called, *, keyed: bool = True) -> Called:
+    """A leased view: one call of `charge`, which gets its derived key if it is keyed, and then one order."""
+
+    def pay(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        operation = get_operation(request)
+        charged = operation.call("charge", charge, *([operation.derive_key("charge")] if keyed else []))
+        order = operation.write("order", Order.objects.create, reference=charged["id"])
+        return JsonResponse({"order": order.pk, "charge": charged["id"], "attempt": operation.attempt}, status=201)
+
+    return pay
+
+
+def paths(*views: Called, **named: Called) -> list[Any]:
+    """A URL for each view, under its own name or that of the keyword."""
+    return [path(name, view) for name, view in [*((view.__name__, view) for view in views), *named.items()]]
 
 
 def view_class(*bases: type, **attributes: Any) -> Any:

@@ -30,7 +30,7 @@ def breaks(*args: Any) -> None:
     raise ValueError("it broke")
 
 
-def pay(operation: Operation) -> Any:
+def charge_and_place(operation: Operation) -> Any:
     """One charge, then one order."""
     RUNS.append(operation.attempt)
     charge = operation.call("charge", lambda: {"id": operation.derive_key("charge")})

@@ -104,7 +104,7 @@ def guard(library: SimpleNamespace, run: Any, serve: Any, monkeypatch: pytest.Mo
     return SimpleNamespace(use=lambda view: scope.update(execute=view), persisted=scope["PERSISTED"])
 
 
-def post(client: Client, body: Any, key: str | None = None, **kwargs: Any) -> Any:
+def ask(client: Client, body: Any, key: str | None = None, **kwargs: Any) -> Any:
     headers = {} if key is None else {"Idempotency-Key": f'"{key}"'}
     client.raise_request_exception = False
     return client.post(URL, body, **{"content_type": "application/json", "headers": headers, **kwargs})
@@ -113,25 +113,25 @@ def post(client: Client, body: Any, key: str | None = None, **kwargs: Any) -> An
 class TestTheGuard:
     def test_a_mutation_runs_once(self, client: Client, guard: Any) -> None:
         """The retry gets the same bytes, another document is a mismatch, and a query needs no key."""
-        first, again = (post(client, {"query": CREATE}, "one") for _ in range(2))
+        first, again = (ask(client, {"query": CREATE}, "one") for _ in range(2))
         assert (first.status_code, first.json(), first["Idempotency-Replayed"]) == (200, MADE, "false")
         assert (again.status_code, again.content, again["Idempotency-Replayed"]) == (200, first.content, "true")
-        assert post(client, {"query": CREATE + " "}, "one").status_code == 422
-        assert post(client, {"query": "{ orders }"}).json() == {"data": {"orders": 1}}
+        assert ask(client, {"query": CREATE + " "}, "one").status_code == 422
+        assert ask(client, {"query": "{ orders }"}).json() == {"data": {"orders": 1}}
 
     @pytest.mark.parametrize("name", [{}, {"operationName": None}, {"operationName": ""}, {"operationName": "A"}])
     def test_a_mutation_beside_a_query_is_protected(self, client: Client, guard: Any, name: Any) -> None:
         """Whichever operation the library takes: there is no second order, and without a key there is none."""
-        assert post(client, {"query": HIDDEN, **name}).status_code == 400
+        assert ask(client, {"query": HIDDEN, **name}).status_code == 400
         assert Order.objects.count() == 0
         for _ in range(20):
-            post(client, {"query": HIDDEN, **name}, "one")
+            ask(client, {"query": HIDDEN, **name}, "one")
         assert Order.objects.count() <= 1
 
     def test_a_resolver_that_raises_leaves_nothing(self, client: Client, guard: Any) -> None:
         """Nor what a field before it has written, and the retry runs again."""
         for _ in range(2):
-            failed = post(client, {"query": FAILS}, "one")
+            failed = ask(client, {"query": FAILS}, "one")
             assert (failed.status_code, failed["Idempotency-Replayed"]) == (500, "false")
             assert "no such amount" in failed.content.decode()
             assert Order.objects.count() == 0
@@ -140,9 +140,9 @@ class TestTheGuard:
         """A batch of queries needs no key."""
         guard.use(library.batch)
         queries, mixed = [{"query": "{ orders }"}] * 2, [{"query": "{ orders }"}, {"query": CREATE}]
-        assert post(client, queries).status_code == 200
-        assert post(client, mixed).status_code == 400
-        first, again = (post(client, mixed, "one") for _ in range(2))
+        assert ask(client, queries).status_code == 200
+        assert ask(client, mixed).status_code == 400
+        first, again = (ask(client, mixed, "one") for _ in range(2))
         assert (first.status_code, again["Idempotency-Replayed"], again.content) == (200, "true", first.content)
         assert Order.objects.count() == 1
 
@@ -150,7 +150,7 @@ class TestTheGuard:
     def test_a_batch_commits_whole_or_not_at_all(self, client: Client, guard: Any, library: Any, second: str) -> None:
         """Also if an entry after the mutation cannot be parsed, or is missing."""
         guard.use(library.batch)
-        failed = post(client, [{"query": CREATE}, {"query": second}], "one")
+        failed = ask(client, [{"query": CREATE}, {"query": second}], "one")
         assert b"<html" not in failed.content  # it is the library's own answer, and no exception
         assert (failed.status_code, Order.objects.count()) == (500, 0)
 
@@ -175,7 +175,7 @@ class TestTheGuard:
         def upload(document: str, key: str | None = None, **more: str) -> Any:
             operations = json.dumps({"query": document, "variables": {"x": None}})
             form = {"operations": operations, "map": '{"0": ["variables.x"]}', "0": ContentFile(b"x", "x.txt"), **more}
-            return post(client, form, key, content_type=MULTIPART_CONTENT)
+            return ask(client, form, key, content_type=MULTIPART_CONTENT)
 
         assert upload(CREATE).json()["code"] == "missing-key"
         assert upload("{ orders }", query=CREATE).json()["code"] == "missing-key"
@@ -188,7 +188,7 @@ class TestTheGuard:
         """Graphene reads the field `query`."""
 
         def submit(query: str, key: str | None = None) -> Any:
-            return post(client, urlencode({"query": query}), key, content_type="application/x-www-form-urlencoded")
+            return ask(client, urlencode({"query": query}), key, content_type="application/x-www-form-urlencoded")
 
         assert submit(CREATE).json()["code"] == "missing-key"
         if "graphene" in library.page:  # strawberry knows no such forms
@@ -199,11 +199,11 @@ class TestTheGuard:
     @pytest.mark.parametrize("body", [b"{", b"[]]", b"7", b"[7]", b'{"query": 7}', b'{"query": "{"}', b'{"query": ""}'])
     def test_what_cannot_be_read_needs_a_key(self, client: Client, guard: Any, body: bytes) -> None:
         """It may be a mutation in the eyes of the library."""
-        assert post(client, body).json()["code"] == "missing-key"
+        assert ask(client, body).json()["code"] == "missing-key"
 
     def test_a_fragment_alone_is_no_query(self, client: Client, guard: Any) -> None:
         """A document without operations proves nothing."""
-        assert post(client, {"query": "fragment F on Query { orders }"}).json()["code"] == "missing-key"
+        assert ask(client, {"query": "fragment F on Query { orders }"}).json()["code"] == "missing-key"
 
     def test_a_persisted_document_is_looked_up(self, client: Client, guard: Any) -> None:
         """One that the guard does not know may be a mutation."""
@@ -217,11 +217,11 @@ class TestTheGuard:
         guard.persisted.update(read="{ orders }", write=CREATE)
         named = {name: {"persistedQuery": {"version": 1, "sha256Hash": name}} for name in ("read", "write", "else")}
         told = [
-            *(post(client, {"extensions": named[name]}).status_code for name in named),
+            *(ask(client, {"extensions": named[name]}).status_code for name in named),
             *(client.get(URL, {"extensions": json.dumps(named[name])}).status_code for name in named),
         ]
         assert told == [200, 400, 400, 200, 405, 405]
-        assert [post(client, {"extensions": named["write"]}, "one")["Idempotency-Replayed"] for _ in range(2)] == [
+        assert [ask(client, {"extensions": named["write"]}, "one")["Idempotency-Replayed"] for _ in range(2)] == [
             "false",
             "true",
         ]
@@ -259,17 +259,17 @@ ONE = 'mutation { createOrder(reference: "%s", amount: 1) { id } }'
 class TestTheFields:
     def test_a_mutation_runs_once(self, client: Client) -> None:
         """The retry gets the first order, even under another selection; other arguments are refused."""
-        first, again = (post(client, {"query": ONE % "a"}, "one").json() for _ in range(2))
+        first, again = (ask(client, {"query": ONE % "a"}, "one").json() for _ in range(2))
         assert first == again == {"data": {"createOrder": {"id": str(Order.objects.get().pk)}}}
-        assert post(client, {"query": CREATE}, "one").json() == MADE
-        changed = post(client, {"query": ONE % "b"}, "one").json()["errors"][0]
+        assert ask(client, {"query": CREATE}, "one").json() == MADE
+        changed = ask(client, {"query": ONE % "b"}, "one").json()["errors"][0]
         assert changed["extensions"] == {"code": "PayloadMismatch"}
         assert Order.objects.count() == 1
 
     def test_a_field_that_raises_leaves_nothing_and_the_others_stay(self, client: Client) -> None:
         """A retry runs it again, and not those that have finished."""
         for _ in range(2):
-            assert post(client, {"query": TWO % -1}, "one").json()["errors"][0]["path"] == ["b"]
+            assert ask(client, {"query": TWO % -1}, "one").json()["errors"][0]["path"] == ["b"]
             assert [*Order.objects.values_list("reference", flat=True)] == ["a"]
 
     def test_two_entries_of_a_batch_share_no_key(self, client: Client) -> None:
@@ -288,15 +288,15 @@ class TestTheFields:
 
     def test_a_caller_and_a_key_are_needed(self, client: Client) -> None:
         """Without one of them, nothing runs."""
-        messages = [post(client, {"query": CREATE}).json()["errors"][0]["message"]]
+        messages = [ask(client, {"query": CREATE}).json()["errors"][0]["message"]]
         client.logout()
-        messages.append(post(client, {"query": CREATE}, "one").json()["errors"][0]["message"])
+        messages.append(ask(client, {"query": CREATE}, "one").json()["errors"][0]["message"])
         assert messages == ["Send the header Idempotency-Key.", "Log in."]
         assert Order.objects.count() == 0
 
     def test_another_user_has_other_keys(self, client: Client, django_user_model: Any) -> None:
         """One key of two users is two orders."""
-        first = post(client, {"query": ONE % "a"}, "one").json()
+        first = ask(client, {"query": ONE % "a"}, "one").json()
         client.force_login(django_user_model.objects.create(username="bob"))
-        assert post(client, {"query": ONE % "a"}, "one").json() != first
+        assert ask(client, {"query": ONE % "a"}, "one").json() != first
         assert Order.objects.count() == 2

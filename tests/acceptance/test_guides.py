@@ -141,14 +141,14 @@ def test_a_row_pauses_the_endpoints(run: Any, serve: Any, client: Client) -> Non
     given = run("docs/operations.md", "pausing_settings.py").IDEMPOTENCY
     paused = run("docs/operations.md", given["PAUSED"].rpartition(".")[0].replace(".", "/") + ".py").paused
 
-    def pay() -> tuple[int, str | None]:
+    def sent() -> tuple[int, str | None]:
         answer = client.post("/pay/", headers={"Idempotency-Key": "one"})
         return answer.status_code, answer.headers.get("Retry-After")
 
     with override_settings(IDEMPOTENCY={"PAUSED": paused}):
-        assert [pay(), pay()] == [(503, "60")] * 2
+        assert [sent(), sent()] == [(503, "60")] * 2
         models.Switch.objects.filter(pk=switch.pk).update(paused=False)
-        assert pay() == (200, None)
+        assert sent() == (200, None)
 
 
 def uuid7(days_ago: int = 0) -> str:
@@ -280,18 +280,18 @@ def test_the_recovery_builds_the_order_without_the_request(run, serve, client, g
     serve(path("pay/", run("docs/operations.md", "shop/without_the_request.py").pay))
     client.raise_request_exception = False
 
-    def pay() -> Any:
+    def sent() -> Any:
         return client.post("/pay/", {"amount": 4990}, content_type="application/json", headers={"Idempotency-Key": "k"})
 
     with monkeypatch.context() as dying:
         dying.setattr(models.Order.objects, "create", lambda **fields: sys.exit())
         with pytest.raises(SystemExit):
-            pay()
+            sent()
     assert (len(gateway.books), models.Order.objects.count()) == (1, 0)
     recover_idempotency_keys(older_than=0)
     order = models.Order.objects.get()
     assert order.amount == 4990
-    assert (pay().content, len(gateway.books)) == (b'{"order": %d}' % order.pk, 1)
+    assert (sent().content, len(gateway.books)) == (b'{"order": %d}' % order.pk, 1)
 
 
 @pytest.mark.django_db

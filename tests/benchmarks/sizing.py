@@ -170,12 +170,12 @@ def of_leased(times: int) -> str:
 
 def leased_view(steps: str) -> Callable[[Any], HttpResponse]:
     @idempotent(operation="POST pay/", scope=lambda request: "user:auth.User:123456", lease=60)
-    def view(request: Any) -> HttpResponse:
+    def takes_steps(request: Any) -> HttpResponse:
         for name in steps.split():
             getattr(request.idempotency, name)(name, lambda: {"id": "ch_3MmlLrLkdIwHu7ix0snN0B15", "paid": True})
         return HttpResponse(body(200), content_type="application/json", status=201)
 
-    return view
+    return takes_steps
 
 
 # --- vacuum

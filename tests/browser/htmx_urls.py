@@ -58,12 +58,12 @@ def htmx(request: HttpRequest) -> HttpResponse:
 
 
 def page(template: str) -> Any:
-    def view(request: HttpRequest) -> HttpResponse:
+    def show(request: HttpRequest) -> HttpResponse:
         form = QuickOrderView(request=request).get_form_class()()
         rendered = engines["django"].from_string("{% load idempotency %}" + FRAME + template)
         return HttpResponse(rendered.render({"form": form}, request))
 
-    return view
+    return show
 
 
 urlpatterns = [

@@ -6,18 +6,58 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template import engines
+from django.urls import path
 from django.utils import timezone
 
+from django_idempotency import idempotent
+from django_idempotency.keys import from_form_field
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
+from tests.views import creates
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.browser.form_urls")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.browser.test_forms")]
+FORM = """{% load idempotency %}<!doctype html><html lang="en"><title>Order</title>
+<form method="post">{% csrf_token %}{% idempotency_key %}<button>Order</button></form>"""
+
+
+def begins_sessions(get_response: Any) -> Any:
+    """Each answer to a click begins the visitor's session, as a cart or a counter does; a 409 and a replay, too."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        if request.method == "POST":
+            request.session["clicks"] = request.session.get("clicks", 0) + 1
+        return response
+
+    return middleware
+
+
+thanked = creates(then=lambda request, order: HttpResponseRedirect(f"/thanks/{order.pk}"))
+impatient = idempotent(key=from_form_field())(thanked)
+click = idempotent(key=from_form_field(), wait=20)(thanked)  # else the second of two fast clicks may show a 409
+
+
+def order(request: HttpRequest) -> HttpResponse:
+    if request.method == "POST":
+        return impatient(request) if "at-once" in request.GET else click(request)
+    return HttpResponse(engines["django"].from_string(FORM).render({}, request))
+
+
+def thanks(request: HttpRequest, number: int) -> HttpResponse:
+    page = f'<!doctype html><html lang="en"><title>Thanks</title><p id="number">{number}</p>'
+    clicks = f'<p id="clicks">{request.session.get("clicks")}</p>'
+    return HttpResponse(page + clicks)
+
+
+urlpatterns = [path("order", order), path("thanks/<int:number>", thanks)]
 
 
 @pytest.fixture(autouse=True)
 def sessions(settings: Any) -> None:
     """Of all requests in this file, also those of the page's server."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.form_urls.sessions"]
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.browser.test_forms.begins_sessions"]
 
 
 def cookies(page: Any) -> set[str]:

@@ -48,7 +48,7 @@ def _unblocked(django_db_blocker: Any) -> Iterator[None]:
         connections.close_all()  # some lead to a node that was killed
 
 
-def post(name: str, key: str, during: Callable[[], Any] = lambda: None, **options: Any) -> HttpResponse:
+def send(name: str, key: str, during: Callable[[], Any] = lambda: None, **options: Any) -> HttpResponse:
     """A request to the node and the tenant of this alias."""
 
     @idempotent(using=name, scope=lambda request: "ann", operation="order", **options)
@@ -82,7 +82,7 @@ def test_one_node_commits_in_one_phase(cluster: Cluster, key: str, node: str) ->
         cursor.execute("SET citus.log_remote_commands = on; SET client_min_messages = notice")
     raw: Any = connections[name].connection
     raw.add_notice_handler(lambda notice: messages.append(notice.message_primary))
-    assert told(post(name, key)) == (201, "false")
+    assert told(send(name, key)) == (201, "false")
     connections[name].close()
     commands = [message.removeprefix("issuing ") for message in messages if message.startswith("issuing ")]
     assert not [command for command in commands if command.startswith("PREPARE TRANSACTION")]
@@ -97,7 +97,7 @@ def test_fifty_duplicates_over_three_nodes(cluster: Cluster, in_threads: Any) ->
         answers = []
         for key in range(5):
             start.wait(DEADLINE)
-            answers.append(post(f"acme-{NODES[number % 3]}", f"fifty-{key}"))
+            answers.append(send(f"acme-{NODES[number % 3]}", f"fifty-{key}"))
         return answers
 
     for key, answers in enumerate(zip(*in_threads(50, duplicates), strict=True)):
@@ -105,7 +105,7 @@ def test_fifty_duplicates_over_three_nodes(cluster: Cluster, in_threads: Any) ->
         assert counted[201, "false"] == 1
         assert set(counted) <= {(201, "false"), (201, "true"), (409, "false")}
         assert cluster.orders()[f"fifty-{key}"] == 1
-        assert [told(post(f"acme-{node}", f"fifty-{key}")) for node in NODES] == [(201, "true")] * 3
+        assert [told(send(f"acme-{node}", f"fifty-{key}")) for node in NODES] == [(201, "true")] * 3
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -119,14 +119,14 @@ def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str,
 
     def request(number: int) -> HttpResponse:
         if number == 0:
-            return post("acme-worker1", key, finish)
+            return send("acme-worker1", key, finish)
         assert running.wait(DEADLINE)
         if number == 1:
             try:
-                return post(f"acme-{node}", key, wait=0.2)
+                return send(f"acme-{node}", key, wait=0.2)
             finally:
                 ended.set()
-        return post(f"acme-{node}", key, wait=DEADLINE)
+        return send(f"acme-{node}", key, wait=DEADLINE)
 
     answers = in_threads(3, request)
     assert [told(answer) for answer in answers] == [(201, "false"), (409, "false"), (201, "true")]

@@ -48,7 +48,7 @@ def _unblocked(django_db_blocker: Any) -> Iterator[None]:
         assert [miscounted(node) for node in NODES] == [{}] * len(NODES)
 
 
-def post(node: str, key: str, meeting: Barrier | None = None) -> HttpResponse:
+def send(node: str, key: str, meeting: Barrier | None = None) -> HttpResponse:
     """A view on this node. It meets its duplicates on the other nodes, if there are any, after its write."""
 
     @idempotent(using=node, scope=lambda request: "galera", operation="order")
@@ -69,7 +69,7 @@ def test_storm(in_threads: Any) -> None:
         answers = []
         for number in range(ROUNDS):
             start.wait(DEADLINE)
-            answers.append(post(NODES[node], f"storm-{number}"))
+            answers.append(send(NODES[node], f"storm-{number}"))
         return answers
 
     for number, answers in enumerate(zip(*in_threads(len(NODES), rounds), strict=True)):
@@ -137,7 +137,7 @@ def check(key: str, answers: Any) -> None:
     assert told[201, "false"] == 1
     assert set(told) <= {(201, "false"), (201, "true"), (409, "false")}
     synchronize()  # a node that still applies the winner's transaction says 409
-    replays = [post(node, key) for node in NODES]
+    replays = [send(node, key) for node in NODES]
     assert {(answer.status_code, answer["Idempotency-Replayed"]) for answer in replays} == {(201, "true")}
     assert len({answer.content for answer in (*replays, *(a for a in answers if a.status_code == 201))}) == 1
     for node in NODES:

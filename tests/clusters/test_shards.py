@@ -72,7 +72,7 @@ def shop(documented: Callable[[str], ModuleType], serve: Any) -> Iterator[Simple
 
     @csrf_exempt
     @idempotent(scope=shards.tenant_and_caller, lease=60)
-    def pay(request: HttpRequest) -> HttpResponse:
+    def charge_and_order(request: HttpRequest) -> HttpResponse:
         operation = get_operation(request)
         operation.call("charge", charges.append, operation.derive_key("charge"))
         if "X-Fail" in request.headers:
@@ -80,7 +80,7 @@ def shop(documented: Callable[[str], ModuleType], serve: Any) -> Iterator[Simple
         order = operation.write("order", Order.objects.create, reference=shards.tenant.get())
         return JsonResponse({"id": order.pk}, status=201)
 
-    serve(path("orders/", create_order), path("pay/", pay))
+    serve(path("orders/", create_order), path("pay/", charge_and_order))
     middleware = ["shop.shards.tenants", *settings.MIDDLEWARE]
     with override_settings(DATABASE_ROUTERS=["shop.shards.ByTenant"], MIDDLEWARE=middleware):
         yield SimpleNamespace(shards=shards, charges=charges)

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from threading import Barrier
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 
+from django_idempotency import idempotent
 from django_idempotency.engine.execution import claiming
 from django_idempotency.engine.stores import store_for
 from tests.concurrency.callers import CALLERS
-from tests.concurrency.held_urls import GO, STARTED
 from tests.shopapp.models import Order
+from tests.views import creates, paths
 
 Post = Callable[..., Any]
 Threads = Callable[..., list[Any]]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.concurrency.held_urls")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.concurrency.test_atomic")]
+STARTED, GO = Event(), Event()
+
+
+def stops(request: HttpRequest, order: Order) -> HttpResponse:
+    """After the write, until the test says go on."""
+    STARTED.set()
+    assert GO.wait(30)
+    return JsonResponse({"id": order.pk}, status=201)
+
+
+def held(wait: float) -> Any:
+    """One operation under three paths, which differ in their patience only."""
+    return idempotent(wait=wait, operation="held", fingerprint=None)(creates(then=stops))
+
+
+urlpatterns = paths(
+    create=idempotent(creates()),
+    read=lambda request: JsonResponse({"orders": Order.objects.count()}),
+    held=held(0),
+    held_waiting=held(30),
+    held_impatient=held(0.05),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,24 +65,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(claiming, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return open_
-
-
-def test_duplicates_at_once_make_one_order(post: Post, in_threads: Threads) -> None:
-    """One runs; the others are told to come back, or get its answer."""
-    barrier = Barrier(50, timeout=30)
-
-    def send(number: int) -> Any:
-        barrier.wait()
-        return post("/create", {"a": 1}, client=Client())
-
-    answers = in_threads(50, send)
-    allowed = {201, 409} if connection.vendor != "sqlite" else {201, 503}
-    assert {a.status_code for a in answers} <= allowed
-    marks = Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)
-    assert marks["false"] == 1
-    assert len({a.content for a in answers if a.status_code == 201}) == 1
-    assert Order.objects.count() == 1
-    assert post("/create", {"a": 1}).headers["Idempotency-Replayed"] == "true"
 
 
 @pytest.mark.only_on("postgresql", "mysql")

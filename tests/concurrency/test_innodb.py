@@ -106,7 +106,7 @@ def test_an_old_snapshot_does_not_hide_a_call(store: Store, in_threads: Threads)
 def test_an_old_snapshot_does_not_hide_finished_steps(store: Store, in_threads: Threads) -> None:
     """Nor from work in atomic mode: a plain read would not show them, and the finished call would be made again."""
 
-    def pay(_: int) -> None:
+    def run_and_die(_: int) -> None:
         with suppress(Broken):
             run_once(charge_and_die, scope="s", key="k", operation="pay", lease=60)
 
@@ -118,7 +118,7 @@ def test_an_old_snapshot_does_not_hide_finished_steps(store: Store, in_threads: 
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert IdempotencyStep.objects.count() == 0
-        in_threads(1, pay)
+        in_threads(1, run_and_die)
         assert IdempotencyStep.objects.count() == 0
         atomic = a_claim(scope="s", key="k", operation="pay", fingerprint=None)
         assert claimed_with_an_old_snapshot(store, atomic) in (InDoubt(attempt=1), Conflicted(), None)

@@ -46,7 +46,7 @@ async def order(reference: str) -> Order:
     return await Order.objects.acreate(reference=reference)
 
 
-async def pay(request: HttpRequest) -> HttpResponse:
+async def charge_and_order(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     charged = await operation.acall("charge", HOOKS.get("charge", charge), operation.derive_key("charge"))
     await operation.arenew()
@@ -54,8 +54,8 @@ async def pay(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"order": placed.pk, **charged, "attempt": operation.attempt}, status=201)
 
 
-protected = idempotent(lease=60)(pay)
-briefly = idempotent(lease=1)(pay)
+protected = idempotent(lease=60)(charge_and_order)
+briefly = idempotent(lease=1)(charge_and_order)
 
 
 async def ask(operation: Any) -> HttpResponse:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.only_on("mysql"), pytest.mark.django_db(transaction=Tr
 DEADLOCK = 1213
 
 
-def post(view: Any) -> HttpResponse:
+def send(view: Any) -> HttpResponse:
     return idempotent(operation="order")(view)(RequestFactory().post("/", headers={"Idempotency-Key": "one"}))
 
 
@@ -38,7 +38,7 @@ def deadlocking(in_threads: Any) -> Any:
         Order.objects.filter(pk=order.pk).update(amount=1)
 
     def run(meanwhile: Any) -> HttpResponse:
-        def view(request: HttpRequest) -> HttpResponse:
+        def deadlocks(request: HttpRequest) -> HttpResponse:
             lock(first)
             view_has_first.set()
             assert rival_has_second.wait(DEADLINE)
@@ -52,7 +52,7 @@ def deadlocking(in_threads: Any) -> Any:
         def race(number: int) -> Any:
             if number == 0:
                 try:
-                    return post(view)
+                    return send(deadlocks)
                 except OperationalError as error:
                     return error
             with transaction.atomic():
@@ -72,7 +72,7 @@ def deadlocking(in_threads: Any) -> Any:
 def test_a_duplicate_that_was_faster_is_replayed(deadlocking: Any, in_threads: Any) -> None:
     """The deadlock freed the key, so the duplicate ran. There is one order, and both clients hear of that one."""
     answers: list[HttpResponse] = []
-    replay = deadlocking(lambda: answers.extend(in_threads(1, lambda number: post(create_order))))
+    replay = deadlocking(lambda: answers.extend(in_threads(1, lambda number: send(create_order))))
     assert (replay.status_code, replay["Idempotency-Replayed"]) == (201, "true")
     assert replay.content == answers[0].content
     assert Order.objects.filter(reference="order").count() == 1
@@ -83,22 +83,22 @@ def test_without_a_duplicate_the_deadlock_is_the_views_error(deadlocking: Any) -
     error = deadlocking(lambda: None)
     assert error.args[0] == DEADLOCK
     assert not IdempotencyKey.objects.exists()
-    assert post(create_order).status_code == 201
+    assert send(create_order).status_code == 201
 
 
 def test_a_deadlock_that_django_does_not_notice_is_named() -> None:
     """A caught error of a SELECT … FOR UPDATE leaves Django's transaction as it is. Nothing of the view is kept."""
 
-    def view(request: HttpRequest) -> HttpResponse:
+    def loses_its_transaction(request: HttpRequest) -> HttpResponse:
         Order.objects.create(reference="before")
         with connection.cursor() as cursor:
             cursor.execute("ROLLBACK")  # as a deadlock does
         return create_order(request)
 
     with pytest.raises(ClaimLost, match="caught a deadlock"):
-        post(view)
+        send(loses_its_transaction)
     assert not Order.objects.exists()
-    assert post(create_order).status_code == 201
+    assert send(create_order).status_code == 201
 
 
 def test_a_deadlock_of_a_callback_after_commit_propagates() -> None:
@@ -107,11 +107,11 @@ def test_a_deadlock_of_a_callback_after_commit_propagates() -> None:
     def callback() -> None:
         raise OperationalError(DEADLOCK, "Deadlock found when trying to get lock")
 
-    def view(request: HttpRequest) -> HttpResponse:
+    def fails_after_the_commit(request: HttpRequest) -> HttpResponse:
         transaction.on_commit(callback)
         return create_order(request)
 
     with pytest.raises(OperationalError):
-        post(view)
-    assert post(view)["Idempotency-Replayed"] == "true"
+        send(fails_after_the_commit)
+    assert send(fails_after_the_commit)["Idempotency-Replayed"] == "true"
     assert connection.get_autocommit()

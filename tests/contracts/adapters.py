@@ -184,7 +184,7 @@ class RestFramework(Adapter):
 
     answers_exceptions = True
 
-    def view(self, work: Work) -> Callable[[Any], Any]:
+    def handler(self, work: Work) -> Callable[[Any], Any]:
         from rest_framework.exceptions import APIException
         from rest_framework.response import Response
 
@@ -204,7 +204,7 @@ class RestFramework(Adapter):
 
         from django_idempotency.rest_framework import IdempotencyMixin
 
-        return path("orders", orders_of(self.view(work), IdempotencyMixin, APIView, idempotency=options).as_view())
+        return path("orders", orders_of(self.handler(work), IdempotencyMixin, APIView, idempotency=options).as_view())
 
 
 class RestFrameworkDecorator(RestFramework):
@@ -215,7 +215,7 @@ class RestFrameworkDecorator(RestFramework):
     def route(self, work: Work, options: dict[str, Any]) -> Any:
         from rest_framework.decorators import api_view
 
-        return path("orders", api_view(["GET", "POST", "PUT"])(idempotent(**options)(self.view(work))))
+        return path("orders", api_view(["GET", "POST", "PUT"])(idempotent(**options)(self.handler(work))))
 
 
 class Ninja(Adapter):

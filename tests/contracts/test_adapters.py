@@ -88,6 +88,7 @@ class TestKeys:
         with CaptureQueriesContext(connection) as queries:
             answer = http.protect(create)(None)
         assert (answer.status, answer.headers["Content-Type"], len(queries)) == (400, "application/problem+json", 0)
+        assert "Link" not in answer.headers  # C24: there is no DOCS_URL to link to
         assert json.loads(answer.body) == {
             "type": "about:blank",
             "code": "missing-key",

@@ -33,10 +33,10 @@ def hang():
     time.sleep(3600)
 
 @idempotent(lease=3600)
-def view(request):
+def hangs(request):
     request.idempotency.call("charge", hang)
 
-urlpatterns = [path("pay", view)]
+urlpatterns = [path("pay", hangs)]
 settings.ROOT_URLCONF = __name__
 Client().post("/pay", headers={"Idempotency-Key": "k"})
 """

@@ -1,8 +1,10 @@
 """The tests of Django and of the REST framework, with every view protected and a key in every unsafe request.
 
-    python -m tests.frameworks [--twice] [django | rest_framework]
+    python -m tests.frameworks [--twice] [--first | --last] [django | rest_framework] [suite ...]
 
 --twice: send each finally answered request again, and compare status, bytes and headers.
+--first, --last: only the runs with the package in this place of INSTALLED_APPS.
+suite: run only these, instead of those that `suites.toml` lists.
 
 Both run on SQLite in memory. Django's tests run twice: with the package as the last of INSTALLED_APPS, and as the
 first, where Django finds its templates before the admin's. `suites.toml` lists what fails with the package and passes
@@ -28,8 +30,8 @@ from typing import Any
 HERE = Path(__file__).parent
 SOURCES = Path(sys.prefix) / "framework-sources"
 SUITES = tomllib.loads((HERE / "suites.toml").read_text())
-TIMEOUT = 1800
-"""Seconds for one framework: a few minutes on two quiet cores."""
+TIMEOUT = 4 * 3600
+"""Seconds for one framework: a few minutes on two quiet cores, and more than half an hour on two busy ones."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,11 @@ REST_FRAMEWORK = Framework(
 
 def main(*arguments: str) -> int:
     mode = "twice" if "--twice" in arguments else "once"
-    named = [argument for argument in arguments if not argument.startswith("-")]
-    frameworks = (DJANGO, DJANGO_FIRST, REST_FRAMEWORK)
-    return max(check(framework, mode) for framework in frameworks if framework.name in named or not named)
+    orders = [order for order in ("first", "last") if f"--{order}" in arguments] or ["first", "last"]
+    name, *suites = [argument for argument in arguments if not argument.startswith("-")] or [""]
+    wanted = [each for each in (DJANGO, DJANGO_FIRST, REST_FRAMEWORK) if name in ("", each.name)]
+    chosen = [each for each in wanted if each.order in orders]
+    return max(check(replace(each, labels=tuple(suites) or each.labels), mode) for each in chosen)
 
 
 def check(framework: Framework, mode: str) -> int:

@@ -10,16 +10,14 @@ from django.contrib.auth.mixins import LoginRequiredMixin
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import condition, require_GET, require_http_methods, require_POST
 from django.views.generic import TemplateView
 
 from django_idempotency import idempotent
+from tests.views import answers, view_class
 
-
-def bare(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse()
+bare = answers()
 
 
 async def asynchronous(request: HttpRequest) -> HttpResponse:
@@ -43,42 +41,21 @@ def shows(view: Any) -> Any:
     return shown
 
 
-def answer(self: Any, request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-class Plain(View):
-    get = post = answer
+Handlers = view_class(**dict.fromkeys(("post", "put", "patch", "delete"), bare))
+Plain = view_class(get=bare, post=bare)
+ByAsyncHandler = method_decorator(idempotent, name="post")(view_class(post=asynchronous, put=asynchronous))
 
 
 class ByHandler(Plain):
-    @idempotent(ttl=60)
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    @method_decorator(idempotent)
-    def put(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    @method_decorator([csrf_exempt, idempotent(required=False)])
-    def patch(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    delete = answer
-
-
-class ByAsyncHandler(View):
-    @method_decorator(idempotent)
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    async def put(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+    post = idempotent(ttl=60)(Handlers.post)
+    put = method_decorator(idempotent)(Handlers.put)
+    patch = method_decorator([csrf_exempt, idempotent(required=False)])(Handlers.patch)
+    delete = Handlers.delete
 
 
 @method_decorator(idempotent, name="dispatch")
 class ByDispatch(Plain):
-    delete = answer
+    delete = Handlers.delete
 
 
 class Inherits(LoginRequiredMixin, ByDispatch):

@@ -9,15 +9,18 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_idempotency import idempotent
+from tests.views import view_class
 
 
 def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ran")
 
 
-class Private(LoginRequiredMixin, View):
-    def post(self, request: HttpRequest) -> HttpResponse:
-        raise AssertionError("the view ran")
+def never_runs(request: HttpRequest) -> HttpResponse:
+    raise AssertionError("the view ran")
+
+
+Private = view_class(LoginRequiredMixin, View, post=never_runs)
 
 
 @method_decorator(idempotent, name="dispatch")

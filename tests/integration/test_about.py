@@ -104,12 +104,12 @@ class TestHandle:
         """The view runs as it is written. The rule is the same for both modes, and with ENABLED switched off."""
         settings.IDEMPOTENCY = {"ENABLED": enabled}
 
-        def view(operation: Any) -> Any:
+        def names_an_order(operation: Any) -> Any:
             operation.refer_to("order", 59)
             keys = [operation.derive_key(name) for name in ("a", "a", "b")]
             return operation.key, operation.reference, operation.resource, operation.results, keys
 
-        first, second = (seen(post, where, view, key=None) for _ in range(2))
+        first, second = (seen(post, where, names_an_order, key=None) for _ in range(2))
         assert first[:4] == (None, None, ("order", "59"), {})
         assert first[4][0] == first[4][1] != first[4][2]
         assert first[4] != second[4]
@@ -138,12 +138,12 @@ class TestReferTo:
 
     @pytest.mark.parametrize("where", ["/atomic", "/leased"])
     def test_a_model_instance_is_kept_by_its_label_and_primary_key(self, post: Post, where: str) -> None:
-        def view(operation: Any) -> Any:
+        def refers(operation: Any) -> Any:
             order = Order.objects.create() if where == "/atomic" else operation.write("order", Order.objects.create)
             operation.refer_to(order)
             return operation.resource
 
-        assert seen(post, where, view) == ("shopapp.order", str(Order.objects.get().pk))
+        assert seen(post, where, refers) == ("shopapp.order", str(Order.objects.get().pk))
         assert (row().resource_type, row().resource_id) == ("shopapp.order", str(Order.objects.get().pk))
 
     @pytest.mark.parametrize("args", [("t" * 100, "59"), ("order", "x" * 255)])
@@ -172,14 +172,14 @@ class TestReferTo:
             operation.refer_to(Order.objects.create())
             breaks()
 
-        def view(operation: Any) -> Any:
+        def refers_to_a_cart(operation: Any) -> Any:
             operation.refer_to("cart", "1")
             try:
                 operation.write("order", place, operation)
             except Broken:
                 return operation.resource
 
-        assert seen(post, "/leased", view) == ("cart", "1")
+        assert seen(post, "/leased", refers_to_a_cart) == ("cart", "1")
         assert (row().resource_type, row().resource_id) == ("cart", "1")
 
     @pytest.mark.django_db(transaction=True)
@@ -201,25 +201,25 @@ class TestFetch:
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
         """And `function` is not called again. `results` shows it."""
 
-        def view(operation: Any) -> Any:
+        def reads_a_rate(operation: Any) -> Any:
             rate = operation.fetch("rate", dict if operation.attempt == 1 else breaks, [("euro", 1.5)], day=1)
             SEEN.append(operation.results)
             return rate if operation.attempt == 2 else breaks()
 
         with pytest.raises(Broken):
-            seen(post, "/leased", view)
-        assert seen(post, "/leased", view) == {"euro": 1.5, "day": 1}
+            seen(post, "/leased", reads_a_rate)
+        assert seen(post, "/leased", reads_a_rate) == {"euro": 1.5, "day": 1}
         assert SEEN == [{"rate": {"euro": 1.5, "day": 1}}] * 2
 
     def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
         """By their names; a model instance is fetched again."""
 
-        def view(operation: Any) -> Any:
+        def calls_and_writes(operation: Any) -> Any:
             operation.call("charge", lambda: "ch_1")
             order = operation.write("order", Order.objects.create)
             return operation.results == {"charge": "ch_1", "order": order}
 
-        assert seen(post, "/leased", view) is True
+        assert seen(post, "/leased", calls_and_writes) is True
 
     def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
         """It is never in doubt: the retry reads again."""
@@ -232,13 +232,13 @@ class TestFetch:
 @pytest.mark.django_db(transaction=True)
 class TestAsync:
     def test_a_retry_gets_what_was_read(self, post: Post) -> None:
-        async def view(operation: Any) -> Any:
+        async def reads_a_rate(operation: Any) -> Any:
             rate = await operation.afetch("rate", dict if operation.attempt == 1 else breaks, [("EUR", 1)], USD=2)
             return rate if operation.attempt == 2 else breaks()
 
         with pytest.raises(Broken):
-            seen(post, "/async/leased", view)
-        assert seen(post, "/async/leased", view) == {"EUR": 1, "USD": 2}
+            seen(post, "/async/leased", reads_a_rate)
+        assert seen(post, "/async/leased", reads_a_rate) == {"EUR": 1, "USD": 2}
 
     def test_awrite_passes_all_arguments(self, post: Post) -> None:
         sums = seen(post, "/async/leased", lambda operation: operation.awrite("sums", dict, [("EUR", 1)], USD=2))
@@ -247,11 +247,11 @@ class TestAsync:
     def test_an_atomic_view_refers_without_awaiting(self, post: Post) -> None:
         """No database is asked."""
 
-        async def view(operation: Any) -> Any:
+        async def refers_twice(operation: Any) -> Any:
             operation.refer_to("order", "59")
             await operation.arefer_to("order", "60")
 
-        seen(post, "/async/atomic", view)
+        seen(post, "/async/atomic", refers_twice)
         assert row().resource_id == "60"
 
 

@@ -33,6 +33,7 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.expired import make_keys, make_leased
 from tests.heard import heard
 from tests.shopapp.models import Order
+from tests.views import creates
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 HELD: dict[str, Any] = {
@@ -124,12 +125,8 @@ def test_a_call_begins_in_a_transaction_of_its_alias() -> None:
 def test_a_server_error_rolls_its_alias_back() -> None:
     """What the view has written there, and the claim."""
 
-    @idempotent(using="other")
-    def view(request: HttpRequest) -> HttpResponse:
-        Order.objects.using("other").create()
-        return HttpResponse(status=503)
-
-    assert view(RequestFactory().post("/", headers={"Idempotency-Key": "k"})).status_code == 503
+    busy = idempotent(using="other")(creates(503, using="other"))
+    assert busy(RequestFactory().post("/", headers={"Idempotency-Key": "k"})).status_code == 503
     assert not Order.objects.using("other").exists()
     assert not IdempotencyKey.objects.using("other").exists()
 
@@ -241,13 +238,13 @@ def test_a_leased_view_without_a_key() -> None:
     seen: list[Any] = []
 
     @idempotent(lease=60, using="other", required=False)
-    def view(request: HttpRequest) -> HttpResponse:
+    def looks(request: HttpRequest) -> HttpResponse:
         operation = get_operation(request)
         seen.append(operation.write("look", lambda *, extra: (depths(), extra), extra="kept"))
         seen.append(operation.call("ask", lambda *, extra: extra, extra="kept"))
         return HttpResponse()
 
-    view(RequestFactory().post("/"))
+    looks(RequestFactory().post("/"))
     assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
 
 

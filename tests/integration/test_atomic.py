@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
-from django.db import connection, connections, transaction
+from django.db import IntegrityError, connection, connections, transaction
 from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
+from django.http import HttpRequest, HttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
 from django_idempotency import ClaimLost, TransactionBroken, idempotent, run_once
@@ -19,9 +22,68 @@ from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.integration import view_urls
 from tests.shopapp.models import Ledger, Order
+from tests.views import creates, paths
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_atomic")]
+
+
+def swallow(request: HttpRequest, order: Order) -> HttpResponse:
+    """Hide a database error and answer as if nothing had happened."""
+    Ledger.objects.create(entry="once")
+    try:
+        if request.GET.get("raw"):
+            connection.cursor().execute("SELECT 1/0")
+        else:
+            Ledger.objects.create(entry="once")
+    except Exception:
+        return HttpResponse("hidden", status=int(request.GET["status"]))
+    raise AssertionError("there was no error to hide")
+
+
+def dry_run(request: HttpRequest) -> HttpResponse:
+    """Write, and ask Django to roll back: the writes, or those of an inner block."""
+    inner = transaction.atomic(savepoint="savepoint" in request.GET) if "inner" in request.GET else nullcontext()
+    with inner:
+        Order.objects.create()
+        transaction.set_rollback(True)
+    return HttpResponse("dry", status=int(request.GET["status"]))
+
+
+def gives_up(request: HttpRequest) -> HttpResponse:
+    """Catch a failure in a block without a savepoint, after a rollback that an inner block has had."""
+    with transaction.atomic():
+        transaction.set_rollback(True)
+    transaction.set_rollback(True)
+    transaction.set_rollback(False)
+    Order.objects.create()
+    with suppress(ValueError), transaction.atomic(savepoint=False):
+        raise ValueError
+    return HttpResponse("hidden")
+
+
+def handled(request: HttpRequest) -> HttpResponse:
+    """Handle a database error as Django's documentation says."""
+    Ledger.objects.create(entry="once")
+    try:
+        with transaction.atomic():
+            Ledger.objects.create(entry="once")
+    except IntegrityError:
+        return HttpResponse("handled")
+    raise AssertionError("there was no error to handle")
+
+
+def template(request: HttpRequest, order: Order) -> HttpResponse:
+    body = engines["django"].from_string("{{ orders }} in {{ atomic }}")
+    context = {"orders": Order.objects.count, "atomic": lambda: connection.in_atomic_block}
+    return TemplateResponse(request, body, context)
+
+
+urlpatterns = view_urls.urlpatterns + paths(
+    *map(idempotent, (dry_run, gives_up, handled)),
+    swallow=idempotent(creates(then=swallow)),
+    template=idempotent(creates(then=template)),
+)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -91,8 +153,7 @@ def test_the_view_must_leave_the_claim_alone(post: Post, settings: Any) -> None:
     def vandal(request: Any) -> Any:
         Order.objects.create()
         IdempotencyKey.objects.all().delete()
-
-        return view_urls.HttpResponse()
+        return HttpResponse()
 
     request = RequestFactory().post("/", headers={"Idempotency-Key": "k"})
     request.user = AnonymousUser()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import BadRequest
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncRequestFactory, Client, RequestFactory
 from django.test.client import encode_multipart
 
@@ -22,8 +22,16 @@ from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem, replayed
 from tests.payloads import FORM, JSON, MULTIPART, of, parsed_as
 from tests.shopapp.models import Order
+from tests.views import answers, creates, paths
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_bodies")]
+
+
+def form_of(request: HttpRequest, order: Order) -> HttpResponse:
+    return JsonResponse({name: [f.name, f.size] for name, f in request.FILES.items()} | dict(request.POST.items()))
+
+
+urlpatterns = paths(create=idempotent(creates()), upload=idempotent(creates(then=form_of)))
 
 
 def consuming(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
@@ -130,10 +138,10 @@ def test_a_chunked_body_that_wsgi_does_not_show_is_411(rf: RequestFactory, kind:
     def request() -> Any:
         return rf.generic("POST", "/", b"{}", content_type=kind, headers={"Idempotency-Key": "k"}, **sent)
 
-    response = idempotent(lambda request: HttpResponse())(request())
+    response = idempotent(answers())(request())
     assert (response.status_code, problem(response)["code"], replayed(response)) == (411, "length-required", "false")
     assert not IdempotencyKey.objects.exists()
-    assert idempotent(fingerprint=None)(lambda request: HttpResponse())(request()).status_code == 200
+    assert idempotent(fingerprint=None)(answers())(request()).status_code == 200
 
 
 def test_a_chunked_body_under_asgi_is_compared(async_rf: AsyncRequestFactory) -> None:
@@ -177,7 +185,7 @@ def test_uploads_work_and_are_compared_by_content(key: str, csrf_parsed: bool) -
 def test_a_view_with_upload_handlers_of_its_own_says_what_counts(rf: RequestFactory) -> None:
     """Its form cannot be read before the view runs: Django tells that, and `fingerprint=` is the cure."""
 
-    def view(request: Any) -> HttpResponse:
+    def sets_handlers(request: Any) -> HttpResponse:
         request.upload_handlers = [*request.upload_handlers]
         return HttpResponse(request.FILES["f"].read())
 
@@ -185,8 +193,8 @@ def test_a_view_with_upload_handlers_of_its_own_says_what_counts(rf: RequestFact
         return rf.post("/", {"f": SimpleUploadedFile("f", b"content")}, headers={"Idempotency-Key": "k"})
 
     with pytest.raises(AttributeError, match="You cannot set the upload handlers after"):
-        idempotent(view)(request())
-    assert idempotent(fingerprint=lambda request: b"")(view)(request()).content == b"content"
+        idempotent(sets_handlers)(request())
+    assert idempotent(fingerprint=lambda request: b"")(sets_handlers)(request()).content == b"content"
 
 
 def test_an_uploaded_file_is_rewound(rf: RequestFactory, settings: Any) -> None:

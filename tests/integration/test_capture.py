@@ -7,17 +7,55 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.http import HttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 
+from django_idempotency import idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.engine.request.responses import capture, restore
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.shopapp.models import Order
+from tests.views import answers, creates, paths
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_capture")]
+
+
+def mirror(request: HttpRequest, order: Order) -> HttpResponse:
+    """Answer with the bytes and headers that the request asks for."""
+    response = HttpResponse(request.body, content_type=request.headers.get("X-Type", "text/plain"))
+    for name, value in json.loads(request.headers.get("X-Headers", "{}")).items():
+        response[name] = value
+    response.set_cookie("secret", "value")
+    if reason := request.headers.get("X-Reason"):
+        response.reason_phrase = reason
+    return response
+
+
+def empty(request: HttpRequest, order: Order) -> HttpResponse:
+    response = HttpResponse(status=204)
+    del response["Content-Type"]
+    return response
+
+
+def located(order: Order) -> dict[str, str]:
+    return {"Location": f"/orders/{order.pk}"}
+
+
+RESPONSES: dict[str, Callable[..., Any]] = {
+    "mirror": mirror,
+    "empty": empty,
+    "moved": lambda request, order: HttpResponseRedirect(f"/target?id={order.pk}"),
+    "stream": lambda request, order: StreamingHttpResponse([b"a", b"b"], status=201, headers=located(order)),
+    "download": lambda request, order: FileResponse(iter([b"x"])),
+    "too_large": lambda request, order: HttpResponse(b"0123456789" * 500_000, headers=located(order)),
+    "secret": lambda request, order: HttpResponse("secret", status=201, headers=located(order)),
+}
+urlpatterns = paths(
+    target=answers(),
+    **{name: idempotent(store_body=name != "secret")(creates(then=response)) for name, response in RESPONSES.items()},
+)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -58,7 +96,7 @@ def test_a_replayed_redirect_can_be_followed(post: Post) -> None:
     first, second = post("/moved"), post("/moved")
     assert (second.status_code, replayed(second), second.url) == (302, "true", first.url)
     followed = post("/moved", follow=True)
-    assert followed.redirect_chain == [(f"/handlers?id={Order.objects.get().pk}", 302)]
+    assert followed.redirect_chain == [(f"/target?id={Order.objects.get().pk}", 302)]
 
 
 def test_every_header_is_replayed_but_hop_by_hop_ones_and_cookies(post: Post) -> None:

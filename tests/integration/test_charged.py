@@ -40,7 +40,7 @@ def order(operation: Operation) -> Any:
 def swallows(step: str) -> Callable[[Any], str]:
     """A view of an HTML app: it charges, catches the error of a later step, and says so with a 200."""
 
-    def view(request: Any) -> str:
+    def goes_on(request: Any) -> str:
         operation = get_operation(request)
         assert operation is not None
         charge(operation)
@@ -50,7 +50,7 @@ def swallows(step: str) -> Callable[[Any], str]:
             return "a problem occurred"
         raise AssertionError
 
-    return view
+    return goes_on
 
 
 def dies_after_the_charge(post: Post) -> None:
@@ -86,12 +86,12 @@ class TestAWriteThatRaised:
     def test_without_a_call_nothing_is_at_stake(self, post: Post) -> None:
         """The view has dealt with it."""
 
-        def view(request: Any) -> str:
+        def writes_in_vain(request: Any) -> str:
             with pytest.raises(Broken):
                 request.idempotency.write("order", breaks)
             return "written otherwise"
 
-        HOOKS["view"] = view
+        HOOKS["view"] = writes_in_vain
         post()
         assert row().status == "completed"
 
@@ -174,7 +174,7 @@ class TestAnAnswerBeforeTheSteps:
 # --- what `reconcile` and the end of a view leave
 
 
-def pay(view: Callable[[Operation], Any], reconcile: Callable[[Operation], Any] | None = None) -> Any:
+def run(view: Callable[[Operation], Any], reconcile: Callable[[Operation], Any] | None = None) -> Any:
     options: dict[str, Any] = {"lease": 60, "on_abandoned": "hold", "reconcile": reconcile}
     return run_once(view, scope="s", key="k", operation="pay", **options).value
 
@@ -183,7 +183,7 @@ def pay(view: Callable[[Operation], Any], reconcile: Callable[[Operation], Any] 
 def doubt() -> None:
     """A charge that timed out."""
     with pytest.raises(Broken):
-        pay(lambda operation: operation.call("charge", breaks))
+        run(lambda operation: operation.call("charge", breaks))
 
 
 @pytest.mark.usefixtures("doubt")
@@ -195,7 +195,7 @@ def test_a_call_that_it_makes_in_vain_is_in_doubt() -> None:
         with pytest.raises(Broken):
             operation.call("refund", breaks)
 
-    seen = pay(lambda made: [made.in_doubt, made.call("refund", lambda: "refunded"), made.in_doubt], refund)
+    seen = run(lambda made: [made.in_doubt, made.call("refund", lambda: "refunded"), made.in_doubt], refund)
     assert seen == [["refund"], "refunded", []]
 
 
@@ -206,13 +206,13 @@ def test_a_view_that_catches_a_timeout_cannot_answer(post: Any, status: int) -> 
     GATEWAY.reset()
     GATEWAY.after = breaks
 
-    def view(request: Any) -> str:
+    def is_cancelled(request: Any) -> str:
         operation = get_operation(request)
         with pytest.raises(Broken):
             operation.call("charge", GATEWAY.charge, "k")
         return "caught"
 
-    HOOKS.update(view=view)
+    HOOKS.update(view=is_cancelled)
     answers = [post(f"/hooked/hold?status={status}") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [status, 409]
     assert (needs_attention().count(), len(GATEWAY.charges)) == (1, 1)
@@ -227,7 +227,7 @@ def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:
 
     coroutine = charge()
     with pytest.raises(IdempotencyConfigurationError, match=r"await operation\.acall\('charge'"):
-        pay(lambda operation: operation.call("charge", lambda: coroutine))
+        run(lambda operation: operation.call("charge", lambda: coroutine))
     coroutine.close()
     assert needs_attention().count() == 1
 
@@ -244,7 +244,7 @@ def test_a_view_that_leaves_autocommit_off_is_refused(fails: bool) -> None:
 
     try:
         with pytest.raises(Broken if fails else IdempotencyConfigurationError):
-            pay(leaves_it_off)
+            run(leaves_it_off)
     finally:
         transaction.rollback()
         transaction.set_autocommit(True)

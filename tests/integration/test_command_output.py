@@ -8,7 +8,6 @@ import sys
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
@@ -18,16 +17,12 @@ from tests.expired import make_leased
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks
 from tests.servers import DEADLINE, server_environment
+from tests.views import answers
 
 pytest.importorskip("rest_framework")  # the project of the processes has it
 
 
-@idempotent
-def view(request: HttpRequest) -> HttpResponse:
-    raise NotImplementedError
-
-
-urlpatterns = [path("straße/", view), path("orders/", view)]
+urlpatterns = [path("straße/", idempotent(answers())), path("orders/", idempotent(answers()))]
 
 
 def printed(encoding: str, *arguments: str) -> tuple[int, str, str]:

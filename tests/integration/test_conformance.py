@@ -104,13 +104,6 @@ def test_r19_without_a_store_nothing_runs(post: Post) -> None:
 # --- error answers as RFC 9457 problem details
 
 
-def test_c24_without_docs_there_is_no_link(post: Post) -> None:
-    """And the type is about:blank."""
-    response = post("/create", key=None)
-    assert "Link" not in response.headers
-    assert problem(response)["type"] == "about:blank"
-
-
 @pytest.mark.parametrize("name", ["X-Idempotency-Key", "Idempotent-Key"])
 def test_a_header_with_a_similar_name_is_named(post: Post, name: str) -> None:
     """The client sees at once which name is expected."""

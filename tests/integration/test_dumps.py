@@ -26,7 +26,7 @@ def order(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=60)
-def pay(request: HttpRequest) -> HttpResponse:
+def charge_and_order(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     charge = operation.call("charge", lambda: CHARGED.append("charge") or {"id": "ch_1", "text": "a\x00 <b>"})
     if "X-Fail" in request.headers:
@@ -34,7 +34,7 @@ def pay(request: HttpRequest) -> HttpResponse:
     return HttpResponse(charge["text"] + str(operation.write("order", Order.objects.create).pk))
 
 
-urlpatterns = [path("order", order), path("pay", pay)]
+urlpatterns = [path("order", order), path("pay", charge_and_order)]
 
 
 @pytest.mark.urls(__name__)

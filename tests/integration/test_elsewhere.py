@@ -56,13 +56,13 @@ def test_a_duplicate_of_a_running_request_is_a_conflict() -> None:
     """With what is left of the lease, and with what the first one refers to."""
     met: list[Any] = []
 
-    def view(request: Any) -> HttpResponse:
+    def meets_a_duplicate(request: Any) -> HttpResponse:
         get_operation(request).refer_to("event", 7)
         met.append(send())
         get_operation(request).renew()
         return publish(request)
 
-    send = posting(view)
+    send = posting(meets_a_duplicate)
     assert (send().status_code, len(RUNS)) == (201, 1)
     body = json.loads(met[0].content)
     assert (met[0].status_code, body["code"], body["resource"]) == (409, "in-progress", {"type": "event", "id": "7"})
@@ -77,11 +77,11 @@ def test_a_duplicate_waits(backend: FaultyBackend) -> None:
 
 
 def test_the_reference_and_headers_are_replayed() -> None:
-    def view(request: Any) -> HttpResponse:
+    def refers(request: Any) -> HttpResponse:
         get_operation(request).refer_to("event", 7)
         return HttpResponse(b"\x00\xff\n", status=202, reason="Taken", headers={"X-Queue": "tea"}, content_type="x/y")
 
-    send = posting(view)
+    send = posting(refers)
     with heard("completed", "replayed") as told:
         first, second = send(), send()
     assert (same(first, second), second.reason_phrase, replayed(second)) == (True, "Taken", "true")
@@ -173,12 +173,12 @@ def test_a_reference_that_was_stored_unheard_does_not_lose_the_key() -> None:
     """The value under the name is of the same token, whatever else is in it."""
     FaultyBackend.after = {1: no_answer}
 
-    def view(request: Any) -> HttpResponse:
+    def refers_unheard(request: Any) -> HttpResponse:
         with pytest.raises(TimeoutError):
             get_operation(request).refer_to("event", 7)
         return publish(request)
 
-    send = posting(view)
+    send = posting(refers_unheard)
     with heard("claim_lost") as told:
         assert [replayed(send()), replayed(send())] == ["false", "true"]
     assert (told, len(RUNS)) == ([], 1)
@@ -199,7 +199,7 @@ def test_a_claim_that_was_evicted_loses_nothing_if_nobody_came() -> None:
 def overtaken(backend: FaultyBackend, end: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A view whose claim is evicted; a duplicate runs to its end; then the late worker goes on with `end`."""
 
-    def view(request: Any) -> Any:
+    def is_overtaken(request: Any) -> Any:
         if RUNS:
             return publish(request)
         RUNS.append("late")
@@ -207,7 +207,7 @@ def overtaken(backend: FaultyBackend, end: Callable[[Any], Any]) -> Callable[[An
         posting()()
         return end(request)
 
-    return view
+    return is_overtaken
 
 
 def raising(error: BaseException) -> Callable[[Any], Any]:
@@ -238,13 +238,13 @@ def test_a_late_worker_gets_the_winners_result(backend: FaultyBackend, end: Any)
 def test_a_late_worker_gets_a_conflict_while_the_winner_runs(backend: FaultyBackend) -> None:
     wanted = ClaimRequest(identity=identify(scope="s", operation="publish", key="k"), fingerprint=None, ttl=60, lease=9)
 
-    def view(request: Any) -> HttpResponse:
+    def loses_its_claim(request: Any) -> HttpResponse:
         evict(backend, NAME)
         backend.swap(NAME, None, claim_value("f" * 32, wanted), 9)
         return publish(request)
 
     with heard() as told:
-        answer = posting(view)()
+        answer = posting(loses_its_claim)()
     assert (answer.status_code, problem(answer)["code"], answer.headers["Retry-After"]) == (409, "in-progress", "9")
     assert events(told) == ["claimed", "conflicted"]
 
@@ -253,7 +253,7 @@ def test_a_late_worker_gets_a_conflict_while_the_winner_runs(backend: FaultyBack
 def test_a_late_worker_whose_winner_is_gone_gets_a_conflict(backend: FaultyBackend, ending: str) -> None:
     """The winner freed the key in between, or the backend does not say."""
 
-    def view(request: Any) -> Any:
+    def loses_its_claim(request: Any) -> Any:
         evict(backend, NAME)
         backend.swap(NAME, None, b"1" + b"f" * 32 + b"{}\n", 60)
         if ending == "freed":
@@ -262,7 +262,7 @@ def test_a_late_worker_whose_winner_is_gone_gets_a_conflict(backend: FaultyBacke
             FaultyBackend.plan = {FaultyBackend.swaps + 1: no_answer}
         return publish(request)
 
-    assert (posting(view)().status_code, len(RUNS)) == (409, 1)
+    assert (posting(loses_its_claim)().status_code, len(RUNS)) == (409, 1)
 
 
 def test_a_cancelled_late_worker_stays_cancelled(backend: FaultyBackend) -> None:

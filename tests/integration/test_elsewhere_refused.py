@@ -44,16 +44,16 @@ def test_switched_off_the_operation_does_what_it_can(settings: Any) -> None:
     """It derives the same keys, and has nothing to renew."""
     keys = []
 
-    def view(request: Any) -> HttpResponse:
+    def derives(request: Any) -> HttpResponse:
         operation = get_operation(request)
         operation.renew()
         operation.refer_to("event", 7)
         keys.append(operation.derive_key("publish"))
         return publish(request)
 
-    posting(view)()
+    posting(derives)()
     settings.IDEMPOTENCY |= {"ENABLED": False}
-    posting(view)()
+    posting(derives)()
     assert (len(keys), len(set(keys))) == (2, 1)
 
 
@@ -74,15 +74,15 @@ def test_under_atomic_requests_the_view_opts_out_itself(atomic_requests: None, s
     """Nothing is taken over: a request that passes through has Django's transaction."""
     told = []
 
-    def view(request: Any) -> HttpResponse:
+    def looks(request: Any) -> HttpResponse:
         told.append(connection.in_atomic_block)
         return HttpResponse()
 
-    protected = idempotent(**OPTIONS)(view)
+    protected = idempotent(**OPTIONS)(looks)
     urls: Any = ModuleType("urls_of_backends")
     urls.urlpatterns = [
         path("in", protected),
-        path("out", transaction.non_atomic_requests(idempotent(**OPTIONS)(view))),
+        path("out", transaction.non_atomic_requests(idempotent(**OPTIONS)(looks))),
     ]
     settings.ROOT_URLCONF = urls
     client, keyed = Client(), {"headers": {"Idempotency-Key": "k"}}

@@ -206,7 +206,7 @@ def test_a_rollback_and_the_drivers_autocommit_are_an_error() -> None:
     assert_is_held(ends)
 
 
-def pay(operation: Operation) -> Any:
+def writes_a_half(operation: Operation) -> Any:
     operation.write("order", half)
 
 
@@ -214,10 +214,10 @@ def pay(operation: Operation) -> Any:
 def test_a_write_that_commits_in_the_middle_is_in_doubt(on_abandoned: Any) -> None:
     """It is not run again, also under "retry": nobody would recognise the repetition."""
     with pytest.raises(Died):
-        once(pay, lease=60, on_abandoned=on_abandoned)
+        once(writes_a_half, lease=60, on_abandoned=on_abandoned)
     for _ in range(2):
         with pytest.raises(OutcomeUnknown):
-            once(pay, lease=60, on_abandoned=on_abandoned)
+            once(writes_a_half, lease=60, on_abandoned=on_abandoned)
     assert orders() == ["before"]
     assert in_doubt().count() == 1
 
@@ -225,9 +225,9 @@ def test_a_write_that_commits_in_the_middle_is_in_doubt(on_abandoned: Any) -> No
 def test_recorded_the_write_has_its_result() -> None:
     """The next attempt goes on behind it."""
     with pytest.raises(Died):
-        once(pay, lease=60)
+        once(writes_a_half, lease=60)
     record_outcome(IdempotencyKey.objects.get(), "order", None)
-    assert once(pay, lease=60) is None
+    assert once(writes_a_half, lease=60) is None
     assert orders() == ["before"]
 
 

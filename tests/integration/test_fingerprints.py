@@ -265,10 +265,10 @@ def routed(client: Client) -> Iterator[Callable[..., Any]]:
         register_converter(AsObject, "as_object")
 
     def protect(routes: list[str], **options: Any) -> Callable[..., Any]:
-        def view(request: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        def says_its_path(request: Any, *args: Any, **kwargs: Any) -> HttpResponse:
             return HttpResponse(request.path)
 
-        protected = idempotent(**options)(view)
+        protected = idempotent(**options)(says_its_path)
         urls.urlpatterns = [  # type: ignore[attr-defined]
             (re_path if "(" in route else path)(route, protected) for route in routes
         ]

@@ -51,11 +51,11 @@ def order(request: HttpRequest) -> HttpResponse:
 def webhook(key: Any, **options: Any) -> Any:
     @csrf_exempt
     @idempotent(key=key, **options)
-    def view(request: HttpRequest) -> HttpResponse:
+    def takes_its_event(request: HttpRequest) -> HttpResponse:
         Order.objects.create(reference=request.read().decode())
         return JsonResponse({"orders": Order.objects.count()})
 
-    return view
+    return takes_its_event
 
 
 def event_id(request: HttpRequest) -> Any:

@@ -81,13 +81,13 @@ def test_the_key_is_held(end: Callable[[], None], error: type[Exception]) -> Non
 def test_a_step_is_in_doubt(end: Callable[[], None], error: type[Exception], on_abandoned: Any) -> None:
     """Its start was rolled back with the rest, and is written again. Its result would hide what is lost."""
 
-    def pay(operation: Operation) -> None:
+    def writes(operation: Operation) -> None:
         operation.write("order", writes_after(end))
 
     with pytest.raises(error):
-        once(pay, lease=60, on_abandoned=on_abandoned)
+        once(writes, lease=60, on_abandoned=on_abandoned)
     with pytest.raises(OutcomeUnknown):
-        once(pay, lease=60, on_abandoned=on_abandoned)
+        once(writes, lease=60, on_abandoned=on_abandoned)
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
@@ -95,7 +95,7 @@ def test_a_step_is_in_doubt(end: Callable[[], None], error: type[Exception], on_
 def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) -> None:
     """Its result would promise what was lost."""
 
-    def pay(operation: Operation) -> None:
+    def calls_and_writes(operation: Operation) -> None:
         operation.call("charge", lambda: 1)
         try:
             operation.write("order", writes_after(lambda: None))
@@ -104,9 +104,9 @@ def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) 
             raise Broken if caught else error from error
 
     with pytest.raises(Broken if caught else TransactionBroken):
-        once(pay, lease=60)
+        once(calls_and_writes, lease=60)
     with pytest.raises(OutcomeUnknown):
-        once(pay, lease=60)
+        once(calls_and_writes, lease=60)
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
@@ -116,7 +116,7 @@ def test_the_error_of_a_write_is_told_also_where_its_steps_cannot_be_looked_up()
     def is_down(*statement: Any) -> Any:
         raise OperationalError("the database is down")
 
-    def pay(operation: Operation) -> None:
+    def writes_in_vain(operation: Operation) -> None:
         with ExitStack() as since:
 
             def write() -> None:
@@ -126,7 +126,7 @@ def test_the_error_of_a_write_is_told_also_where_its_steps_cannot_be_looked_up()
             operation.write("order", write)
 
     with pytest.raises(Broken):
-        once(pay, lease=60)
+        once(writes_in_vain, lease=60)
 
 
 @pytest.mark.only_on("postgresql", "sqlite")  # MySQL and MariaDB end an open transaction at each BEGIN
@@ -139,14 +139,14 @@ def test_nothing_is_called_in_a_transaction_of_which_django_does_not_know(moment
         with connection.cursor() as cursor:
             cursor.execute("BEGIN")
 
-    def pay(operation: Operation) -> None:
+    def begins_and_calls(operation: Operation) -> None:
         begin()
         operation.call("charge", lambda: charges.append(1))
 
     if moment == "before":
         begin()
     with pytest.raises(IdempotencyConfigurationError, match="raw BEGIN"):
-        once(pay, lease=60, on_abandoned="hold")
+        once(begins_and_calls, lease=60, on_abandoned="hold")
     connection.close()
     assert charges == []
 
@@ -162,15 +162,15 @@ def test_a_call_that_is_made_again_ends_a_raw_begin_too() -> None:
             raise Broken
         return len(charges)
 
-    def pay(operation: Operation) -> Any:
+    def begins_and_calls(operation: Operation) -> Any:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN")
         return operation.call("charge", charge)
 
     with pytest.raises(Broken):
-        once(pay, lease=60, on_abandoned="retry")
+        once(begins_and_calls, lease=60, on_abandoned="retry")
     for _ in range(2):
-        assert once(pay, lease=60, on_abandoned="retry") == 2
+        assert once(begins_and_calls, lease=60, on_abandoned="retry") == 2
         connection.close()
 
 

@@ -46,7 +46,7 @@ def test_a_key_in_progress_is_kept() -> None:
     """With what it refers to. Whoever knows that its worker is dead can forget it all the same."""
     met: list[Any] = []
 
-    def view(request: Any) -> Any:
+    def looks_at_its_key(request: Any) -> Any:
         get_operation(request).refer_to("event", 7)
         met.append(find_in_backend("events", **KEY))
         met.append(forget("s", "k", operation="publish", backend="events"))
@@ -54,7 +54,7 @@ def test_a_key_in_progress_is_kept() -> None:
         met.append(forget("s", "k", operation="publish", backend="events", include_unsettled=True, dry_run=True))
         return publish(request)
 
-    posting(view)()
+    posting(looks_at_its_key)()
     found, kept, printed, unsettled = met
     assert found == KeyInBackend(status="in_progress", status_code=None, resource=("event", "7"))
     assert [(one.deleted, one.kept) for one in (kept, unsettled)] == [(0, 1), (1, 0)]

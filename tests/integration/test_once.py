@@ -206,15 +206,15 @@ def test_no_value_is_taken_for_a_missing_one(value: Any) -> None:
     ]
     calls: list[int] = []
 
-    def pay(operation: Operation) -> Any:
+    def charges(operation: Operation) -> Any:
         charged = operation.call("charge", lambda: calls.append(1) or value)
         if len(calls) == operation.attempt:
             raise ValueError("after the call")
         return charged
 
     with pytest.raises(ValueError, match="after the call"):
-        run_once(pay, scope="s", key="leased", lease=60, operation="pay")
-    leased = [run_once(pay, scope="s", key="leased", lease=60, operation="pay") for _ in range(2)]
+        run_once(charges, scope="s", key="leased", lease=60, operation="pay")
+    leased = [run_once(charges, scope="s", key="leased", lease=60, operation="pay") for _ in range(2)]
     assert [(answer.value, type(answer.value), answer.replayed) for answer in leased] == [
         (value, type(value), False),
         (value, type(value), True),

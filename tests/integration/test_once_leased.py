@@ -25,7 +25,7 @@ from django_idempotency import (
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
-from tests.works import RUNS, breaks, pay, place
+from tests.works import RUNS, breaks, charge_and_place, place
 
 pytestmark = pytest.mark.django_db
 
@@ -36,7 +36,7 @@ class TestLeased:
 
         def meet(operation: Operation) -> None:
             with pytest.raises(OperationInProgress) as raised:
-                run_once(pay, scope="s", key="k", lease=3600, operation="meet")
+                run_once(charge_and_place, scope="s", key="k", lease=3600, operation="meet")
             assert raised.value.retry_after == pickle.loads(pickle.dumps(raised.value)).retry_after == 60
 
         run_once(meet, scope="s", key="k", lease=3600, operation="meet")
@@ -132,7 +132,7 @@ class TestAsynchronous:
     def test_cancelled_during_the_claim_it_runs_nothing(self, lease: Any) -> None:
         """Such as by a time-out around a `wait`. A charge would stay unseen, so none is made. A retry may run."""
 
-        async def pay(*operation: Operation) -> int:
+        async def works(*operation: Operation) -> int:
             return await self.work()
 
         cancels: list[Any] = []
@@ -145,7 +145,7 @@ class TestAsynchronous:
             return execute(*statement)
 
         async def client() -> None:
-            task = asyncio.create_task(arun_once(pay, scope="s", key="k", operation="pay", lease=lease))
+            task = asyncio.create_task(arun_once(works, scope="s", key="k", operation="pay", lease=lease))
             cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -155,7 +155,7 @@ class TestAsynchronous:
             async_to_sync(client)()
         assert RUNS == []
         assert not IdempotencyKey.objects.exclude(status="failed").exists()
-        async_to_sync(arun_once)(pay, scope="s", key="k", operation="pay", lease=lease)
+        async_to_sync(arun_once)(works, scope="s", key="k", operation="pay", lease=lease)
         assert Order.objects.count() == 1
 
 

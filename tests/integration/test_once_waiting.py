@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_idempotency import Idempotency, OperationInProgress, once, run_once
+from django_idempotency import Idempotency, once
 from django_idempotency.engine.execution.once import patience
 
 
@@ -51,27 +51,3 @@ def test_how_long_it_waits(options: Any, setting: Any, seconds: float) -> None:
     """A minute, or the lease of a worker that may be dead; the project's own number comes before both."""
     with override_settings(IDEMPOTENCY=setting):
         assert patience(Idempotency(**options)) == seconds
-
-
-@pytest.mark.only_on("postgresql", "mysql")
-@pytest.mark.django_db(transaction=True)
-def test_run_once_does_not_wait(in_threads: Any) -> None:
-    """Its caller catches what it raises, and knows when to come again."""
-    started, go = Event(), Event()
-
-    def held() -> None:
-        started.set()
-        assert go.wait(30)
-
-    def deliver(number: int) -> Any:
-        if not number:
-            return run_once(held, scope="s", key="k", operation="held").replayed
-        assert started.wait(30)
-        try:
-            return run_once(held, scope="s", key="k", operation="held").replayed
-        except OperationInProgress as error:
-            return error.retry_after
-        finally:
-            go.set()
-
-    assert in_threads(2, deliver) == [False, 1]

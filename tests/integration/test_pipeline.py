@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
-from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -17,13 +16,11 @@ from django_idempotency import Idempotency, IdempotencyConfigurationError, get_o
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.http import posting_to_a_view, problem, replayed, same
-from tests.integration import view_urls
-from tests.integration.placement_urls import view
 from tests.shopapp.models import Order
-from tests.views import acreates, creates, view_class
+from tests.views import acreates, creates, paths, view_class
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.view_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_pipeline")]
 
 
 def test_callers_without_any_credential_can_be_refused(post: Post) -> None:
@@ -45,7 +42,7 @@ def test_a_protected_view_that_calls_another_is_refused(rf: RequestFactory) -> N
     @idempotent
     def outer(request: HttpRequest) -> HttpResponse:
         Order.objects.create()
-        return view_urls.create(request)
+        return idempotent(creates())(request)
 
     with pytest.raises(IdempotencyConfigurationError, match="protected twice"):
         outer(rf.post("/", headers={"Idempotency-Key": "k"}))
@@ -74,23 +71,14 @@ def test_a_handler_named_put_protects_put(client: Client, key: str) -> None:
     assert [replayed(r) for r in responses] == ["false", "true"]
 
 
-class Both(View):
-    @method_decorator(idempotent(methods=("POST", "PATCH")))
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(str(Order.objects.create().pk))
-
-    patch = post
+Posts = method_decorator(idempotent(methods=("POST", "PATCH")), name="post")(view_class(post=creates()))
 
 
-class Calling(Both):
-    def patch(self, request: HttpRequest) -> HttpResponse:
-        return self.post(request)
-
-
-@pytest.mark.parametrize("view_class", [Both, Calling])
-def test_a_handler_named_post_protects_the_methods_that_are_named(rf: Any, key: str, view_class: type[View]) -> None:
+@pytest.mark.parametrize("patch", [Posts.post, lambda self, request: self.post(request)])
+def test_a_handler_named_post_protects_the_methods_that_are_named(rf: Any, key: str, patch: Any) -> None:
     """Also under another name, or called by another handler."""
-    answers = [view_class.as_view()(rf.patch("/", headers={"Idempotency-Key": key})) for _ in range(2)]
+    patched = type("Patched", (Posts,), {"patch": patch})
+    answers = [patched.as_view()(rf.patch("/", headers={"Idempotency-Key": key})) for _ in range(2)]
     assert [replayed(answer) for answer in answers] == ["false", "true"]
 
 
@@ -99,10 +87,10 @@ def test_options_are_given_by_keyword_or_as_one_value() -> None:
     with pytest.raises(IdempotencyConfigurationError, match="not both"):
         idempotent(Idempotency(ttl=1), wait=1)
     with pytest.raises(IdempotencyConfigurationError, match="by keyword only"):
-        idempotent(view, ttl=1)  # type: ignore[call-overload]
+        idempotent(creates(), ttl=1)  # type: ignore[call-overload]
     with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
         idempotent(tll=1)
-    assert idempotent(Idempotency(ttl=1))(view).__name__ == "view"
+    assert idempotent(Idempotency(ttl=1))(creates()).__name__ == "create"
 
 
 def test_it_refuses_something_that_is_no_view() -> None:
@@ -124,14 +112,16 @@ class Answer:
         return "x"
 
 
-urlpatterns = [
-    path("plain", idempotent(may_replay=is_allowed)(creates())),
-    path("async", idempotent(may_replay=lambda request: is_allowed(request))(acreates())),
-]
+handlers = method_decorator(idempotent, name="put")(view_class(put=creates(200)))
+urlpatterns = paths(
+    known_callers=idempotent(anonymous="refuse")(creates(200)),
+    handlers=handlers.as_view(),
+    plain=idempotent(may_replay=is_allowed)(creates()),
+    **{"async": idempotent(may_replay=lambda request: is_allowed(request))(acreates())},
+)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.urls("tests.integration.test_pipeline")
 @pytest.mark.parametrize("url", ["/plain", "/async"])
 def test_an_asynchronous_may_replay_is_awaited(client: Client, url: str) -> None:
     """Not awaited, it would show each response to everybody."""
@@ -144,7 +134,6 @@ def test_an_asynchronous_may_replay_is_awaited(client: Client, url: str) -> None
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.urls("tests.integration.test_pipeline")
 @pytest.mark.parametrize("name", ["scope", "key", "record"])
 @pytest.mark.parametrize("given", [is_allowed, Answer()])
 def test_other_asynchronous_options_are_refused(name: str, given: Callable[..., Any]) -> None:
@@ -156,18 +145,13 @@ def test_other_asynchronous_options_are_refused(name: str, given: Callable[..., 
 # --- a middleware may set the method in lower case: `View.dispatch` takes any case, so the protection does too
 
 
-class Asynchronous(View):
-    @idempotent
-    async def patch(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": (await Order.objects.acreate()).pk}, status=201)
-
-
+ASYNCHRONOUS = method_decorator(idempotent, name="patch")(view_class(patch=acreates()))
 MIXIN = view_class(IdempotencyMixin, View, patch=creates())
 HANDLER = method_decorator(idempotent, name="patch")(view_class(patch=creates()))
 FUNCTION = idempotent(creates())
 
 
-@pytest.mark.parametrize("view", [MIXIN.as_view(), HANDLER.as_view(), async_to_sync(Asynchronous.as_view()), FUNCTION])
+@pytest.mark.parametrize("view", [MIXIN.as_view(), HANDLER.as_view(), async_to_sync(ASYNCHRONOUS.as_view()), FUNCTION])
 def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> None:
     """The retry, in upper case or not, gets the first answer. A safe method passes."""
 
@@ -184,7 +168,6 @@ def test_a_method_in_lower_case_is_protected(rf: RequestFactory, view: Any) -> N
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.urls("tests.integration.test_pipeline")
 @pytest.mark.parametrize("name", ["KEY_VALIDATOR", "ERROR_RESPONSE"])
 def test_asynchronous_settings_are_refused(client: Client, settings: Any, name: str) -> None:
     """On the first request at the latest."""

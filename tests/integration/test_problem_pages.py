@@ -45,7 +45,7 @@ def picky(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent(lease=60, record=lambda response: False)
-def pay(request: HttpRequest) -> HttpResponse:
+def refer(request: HttpRequest) -> HttpResponse:
     placed = get_operation(request).write("order", Order.objects.create, reference="59")
     get_operation(request).refer_to(placed)
     if IN_BETWEEN:
@@ -60,7 +60,7 @@ def doubt(request: HttpRequest) -> HttpResponse:
     return HttpResponse(operation.call("charge", [].pop))
 
 
-urlpatterns = [path("order/", order), path("picky/", picky), path("pay/", pay), path("doubt/", doubt)]
+urlpatterns = [path("order/", order), path("picky/", picky), path("pay/", refer), path("doubt/", doubt)]
 pytestmark = pytest.mark.urls(__name__)
 FORM = {"idempotency_key": "one", "item": "a <b>book</b>", "csrfmiddlewaretoken": "x"}
 

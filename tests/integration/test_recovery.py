@@ -283,14 +283,14 @@ def test_a_trail_that_cannot_be_decrypted_does_not_hide_the_result(doubt: None, 
 
 
 @once(scope="s", key=lambda work: "k", operation="once.pay", lease=60, reconcile=reconciled)
-def pay(work: Any, *, operation: Any) -> Any:
+def calls(work: Any, *, operation: Any) -> Any:
     return operation.call("charge", work)
 
 
 def test_a_function_that_once_decorates_is_found() -> None:
     """Its reconcile returns a Result, which the next call gets."""
     with pytest.raises(Broken):
-        pay(breaks)
+        calls(breaks)
     HOOKS["reconcile"] = lambda operation: Result({"id": 1}, replayed=False)
     assert only().outcome == "completed"
-    assert pay(breaks) == {"id": 1}
+    assert calls(breaks) == {"id": 1}

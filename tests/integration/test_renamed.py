@@ -79,14 +79,14 @@ def deployed(*urlpatterns: Any) -> Iterator[None]:
 
 
 def paying(gateway: Gateway) -> Callable[..., HttpResponse]:
-    def pay(request: HttpRequest, basket: int) -> HttpResponse:
+    def charge_and_order(request: HttpRequest, basket: int) -> HttpResponse:
         operation = get_operation(request)
         client = f"c{basket}"
         operation.call("charge", gateway.charge, client, operation.derive_key("charge"))
         operation.write("order", Order.objects.create, reference=client)
         return HttpResponse(status=201)
 
-    return pay
+    return charge_and_order
 
 
 @pytest.mark.django_db(transaction=True)

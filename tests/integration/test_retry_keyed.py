@@ -32,11 +32,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.leased_
 def charging(name: str = "charge", *, keyed: bool) -> Callable[[Any], Any]:
     """A view that makes one call, and asks for its derived key or not."""
 
-    def view(request: Any) -> Any:
+    def charges(request: Any) -> Any:
         operation = request.idempotency
         return operation.call(name, GATEWAY.charge, operation.derive_key(name) if keyed else name)
 
-    return view
+    return charges
 
 
 def timed_out(post: Post, path: str = "/hooked", *, keyed: bool) -> None:
@@ -166,7 +166,7 @@ class TestTheChoiceIsOfferedWhereItIsMet:
     def test_run_once_says_it(self) -> None:
         """At the claim, and at a call that this attempt has asked no key for."""
 
-        def pay(operation: Any, *, keyed: bool, fails: bool = False) -> None:
+        def calls(operation: Any, *, keyed: bool, fails: bool = False) -> None:
             if keyed:
                 operation.derive_key("charge")
             operation.call("charge", breaks if fails else int)
@@ -174,9 +174,9 @@ class TestTheChoiceIsOfferedWhereItIsMet:
         for earlier in (False, True):
             options: dict[str, Any] = {"scope": "s", "key": f"k{earlier}", "operation": "pay", "lease": 60}
             with pytest.raises(Broken):
-                run_once(partial(pay, keyed=earlier, fails=True), **options)
+                run_once(partial(calls, keyed=earlier, fails=True), **options)
             with pytest.raises(OutcomeUnknown) as raised:
-                run_once(partial(pay, keyed=not earlier), **options)
+                run_once(partial(calls, keyed=not earlier), **options)
             assert str(raised.value) == (
                 f"pay with key 'k{earlier}' was interrupted, and its outcome is unknown. A person has to look. {CHOICE}"
             )
@@ -230,7 +230,7 @@ class TestALostValue:
     def path(self, request: pytest.FixtureRequest, post: Post) -> str:
         path = str(request.param)
         GATEWAY.result = lambda key: object()
-        HOOKS["view"] = self.pay
+        HOOKS["view"] = self.charges_and_orders
         HOOKS["reconcile"] = lambda operation: None
         with pytest.raises(ResultNotStorable):
             post(path)
@@ -238,7 +238,7 @@ class TestALostValue:
         return path
 
     @staticmethod
-    def pay(request: Any) -> Any:
+    def charges_and_orders(request: Any) -> Any:
         operation = request.idempotency
         charge = operation.call("charge", GATEWAY.charge, operation.derive_key("charge"))
         return operation.write("order", Order.objects.create, reference=charge["charge"]).reference
@@ -255,7 +255,7 @@ class TestALostValue:
 
         def declines(request: Any) -> str:
             with suppress(ResultLost):
-                self.pay(request)
+                self.charges_and_orders(request)
             return "declined"
 
         HOOKS["view"] = declines
@@ -273,7 +273,7 @@ class TestALostValue:
 def test_reconcile_sees_a_lost_value_and_enters_it(post: Post) -> None:
     """By `operation.call`; the view goes on, and the key completes."""
     GATEWAY.result = lambda key: object()
-    HOOKS["view"] = TestALostValue.pay
+    HOOKS["view"] = TestALostValue.charges_and_orders
     with pytest.raises(ResultNotStorable):
         post("/both/reconcile")
     seen: list[Any] = []
@@ -291,7 +291,7 @@ def test_reconcile_sees_a_lost_value_and_enters_it(post: Post) -> None:
 def test_a_value_that_reconcile_cannot_store_either_stays_lost(post: Post) -> None:
     """The error says so, and the key is still seen."""
     GATEWAY.result = lambda key: object()
-    HOOKS["view"] = TestALostValue.pay
+    HOOKS["view"] = TestALostValue.charges_and_orders
     HOOKS["reconcile"] = lambda operation: operation.call("charge", object)
     for _ in range(2):
         with pytest.raises(ResultNotStorable):

@@ -32,7 +32,7 @@ async def acharge(request: HttpRequest) -> HttpResponse:
     return charge(request)
 
 
-def pay(request: HttpRequest) -> HttpResponse:
+def charge_at_the_gateway(request: HttpRequest) -> HttpResponse:
     operation = get_operation(request)
     headers = {"Idempotency-Key": operation.derive_key("charge")}
     order = {"amount": 1, "reference": request.headers["X-Client"]}
@@ -47,7 +47,7 @@ OBSERVED = {
 }
 OBSERVED["observed/refused"] = idempotent(observe=True, fingerprint=("a",))(charge)
 OPTIONAL = idempotent(required=False, anonymous="refuse")(charge)
-OTHERS = {"optional": OPTIONAL, "pay": idempotent(lease=60)(pay)}
+OTHERS = {"optional": OPTIONAL, "pay": idempotent(lease=60)(charge_at_the_gateway)}
 urlpatterns = [path(name, view) for name, view in {**VIEWS, **OBSERVED, **OTHERS}.items()]
 
 

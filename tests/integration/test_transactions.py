@@ -12,9 +12,8 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, override_settings
-from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -29,9 +28,9 @@ from django_idempotency import (
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from django_idempotency.views import IdempotencyMixin
-from tests.integration import view_urls
 from tests.leases import Broken
 from tests.shopapp.models import Order
+from tests.views import creates, paths, view_class
 
 Post = Callable[..., Any]
 ENDS: dict[str, Callable[[], Any]] = {
@@ -43,15 +42,22 @@ ENDS: dict[str, Callable[[], Any]] = {
 }
 
 
-@idempotent
-def view(request: HttpRequest, end: str) -> HttpResponse:
-    """Write, and do this to the transaction."""
-    Order.objects.create()
-    ENDS[end]()
+def ends(request: HttpRequest, order: Order) -> HttpResponse:
+    """Do this to the transaction."""
+    ENDS[request.path[1:]]()
     return HttpResponse(status=int(request.GET.get("status", 201)))
 
 
-urlpatterns = [path("<str:end>", view)]
+def atomic(*args: Any) -> HttpResponse:
+    return JsonResponse({"atomic": connection.in_atomic_block})
+
+
+optional = idempotent(required=False)
+urlpatterns = paths(
+    optional=optional(creates(then=atomic)),
+    opted_out=transaction.non_atomic_requests(optional(atomic)),
+    **{name: idempotent(creates(then=ends)) for name in ENDS},
+)
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.test_transactions")]
 
 
@@ -124,7 +130,6 @@ def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[
 
 
 @pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.urls("tests.integration.view_urls")
 class TestAtomicRequests:
     def test_an_optional_key_keeps_the_transaction(self, post: Post) -> None:
         """Passing through is as Django would have done."""
@@ -136,35 +141,29 @@ class TestAtomicRequests:
 
     def test_a_view_that_opted_out_of_another_alias_stays_out_there(self) -> None:
         """The alias of the keys is taken over beside it."""
-        view: Any = idempotent(transaction.non_atomic_requests(using="other")(view_urls.create.__wrapped__))  # type: ignore[attr-defined]
-        assert [alias in view._non_atomic_requests for alias in ("other", "default", "third")] == [True, True, False]
+        guarded: Any = idempotent(transaction.non_atomic_requests(using="other")(creates()))
+        assert [alias in guarded._non_atomic_requests for alias in ("other", "default", "third")] == [
+            True,
+            True,
+            False,
+        ]
 
 
-class Asynchronous(IdempotencyMixin, View):
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(str(get_operation(request).key))
-
-    put = post
-
-
-class Switched(Asynchronous):
-    idempotency = None
-
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        await Order.objects.acreate()
-        raise Broken
-
-
-@idempotent(required=False)
-async def asynchronous(request: HttpRequest) -> HttpResponse:
+async def its_key(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(get_operation(request).key))
 
 
-@method_decorator(idempotent, name="dispatch")
-class Dispatched(View):
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        await Order.objects.acreate()
-        raise Broken
+async def fails_after_a_write(request: HttpRequest) -> HttpResponse:
+    await Order.objects.acreate()
+    raise Broken
+
+
+ASYNCHRONOUS = paths(
+    function=idempotent(required=False)(its_key),
+    switched=view_class(IdempotencyMixin, View, post=fails_after_a_write, idempotency=None).as_view(),
+    dispatched=method_decorator(idempotent, name="dispatch")(view_class(get=fails_after_a_write)).as_view(),
+    **{"class": view_class(IdempotencyMixin, View, post=its_key, put=its_key).as_view()},
+)
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
@@ -175,8 +174,7 @@ class TestAsynchronousViews:
         """With and without ATOMIC_REQUESTS, under WSGI and ASGI."""
         monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
         urls = ModuleType("asynchronous_urls")
-        views = {"class": Asynchronous.as_view(), "switched": Switched.as_view(), "dispatched": Dispatched.as_view()}
-        urls.urlpatterns = [path(name, view) for name, view in {**views, "function": asynchronous}.items()]  # type: ignore[attr-defined]
+        urls.urlpatterns = ASYNCHRONOUS  # type: ignore[attr-defined]
 
         def sent(method: str, to: str) -> Any:
             call = getattr(client(), method)
@@ -210,7 +208,7 @@ class TestAsynchronousViews:
 def test_an_unprotected_method_needs_no_resolver_match(rf: Any) -> None:
     """A view that is called directly, as in a unit test, passes through."""
     with transaction.atomic():
-        assert view_urls.create(rf.put("/")).status_code == 201
+        assert idempotent(creates())(rf.put("/")).status_code == 201
     assert Order.objects.count() == 1
 
 
@@ -233,10 +231,10 @@ async def in_a_function(work: Work) -> None:
 
 
 async def in_a_step(work: Work) -> None:
-    async def pay(operation: Operation) -> None:
+    async def places(operation: Operation) -> None:
         await operation.awrite("order", work)
 
-    await arun_once(pay, scope="s", key="k", operation="pay", lease=60)
+    await arun_once(places, scope="s", key="k", operation="pay", lease=60)
 
 
 async def in_a_synchronous_view(work: Work) -> None:
@@ -248,10 +246,10 @@ async def in_a_synchronous_view(work: Work) -> None:
 
 
 async def in_a_synchronous_step(work: Work) -> None:
-    def pay(operation: Operation) -> None:
+    def places(operation: Operation) -> None:
         operation.write("order", async_to_sync(work))
 
-    await arun_once(pay, scope="s", key="k", operation="pay", lease=60)
+    await arun_once(places, scope="s", key="k", operation="pay", lease=60)
 
 
 @pytest.mark.parametrize("run", [in_a_view, in_a_function, in_a_step, in_a_synchronous_view, in_a_synchronous_step])

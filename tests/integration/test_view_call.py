@@ -112,8 +112,8 @@ def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
     """By position and by name, as a synchronous one."""
 
     @idempotent
-    async def view(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    async def says_its_arguments(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse(f"{args} {kwargs}")
 
-    response = async_to_sync(view)(rf.post("/", headers={"Idempotency-Key": "k"}), 59, shop="x")
+    response = async_to_sync(says_its_arguments)(rf.post("/", headers={"Idempotency-Key": "k"}), 59, shop="x")
     assert response.content == b"(59,) {'shop': 'x'}"

@@ -24,7 +24,7 @@ from django_idempotency.views import IdempotencyMixin
 from tests.factories import UserFactory
 from tests.http import replayed
 from tests.shopapp.models import Order
-from tests.views import creates, view_class
+from tests.views import answers, creates, view_class
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_views")]
@@ -39,16 +39,12 @@ class Create(LoginRequiredMixin, IdempotencyMixin, CreateView):
         return HttpResponse(engines["django"].from_string("{{ form.errors }}").render(context))
 
 
-class Handlers(IdempotencyMixin, View):
+def atomic(*args: Any) -> HttpResponse:
+    return JsonResponse({"atomic": connection.in_atomic_block})
+
+
+class Handlers(view_class(IdempotencyMixin, View, get=atomic, post=creates(then=atomic))):
     idempotency = {"ttl": 60}
-
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"atomic": connection.in_atomic_block})
-
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"id": Order.objects.create().pk, "atomic": connection.in_atomic_block})
-
-    put = post
 
 
 class Narrower(Handlers):
@@ -151,9 +147,8 @@ def test_what_decorators_have_set_on_dispatch_stays(rf: Any) -> None:
     """Django's middleware reads it from the view: here the one for CSRF, and the one that asks for a login."""
 
     @method_decorator([csrf_exempt, login_not_required], name="dispatch")
-    class Open(View):
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return HttpResponse()
+    class Open(view_class(post=answers())):
+        pass
 
     class Protected(IdempotencyMixin, Open):
         pass

@@ -28,12 +28,12 @@ OLDER_TABLE = (
 )
 
 
-def view(request: HttpRequest) -> HttpResponse:
+def never_runs(request: HttpRequest) -> HttpResponse:
     raise AssertionError("not protected, and run all the same")
 
 
-def post(**options: Any) -> Any:
-    return idempotent(scope=lambda request: "s", **options)(view)(
+def send(**options: Any) -> Any:
+    return idempotent(scope=lambda request: "s", **options)(never_runs)(
         RequestFactory().post("/", headers={"Idempotency-Key": "k"})
     )
 
@@ -48,9 +48,9 @@ class TestNotMigrated:
     @pytest.mark.parametrize(
         "use",
         [
-            post,
-            lambda: post(lease=60),
-            lambda: post(wait=1),
+            send,
+            lambda: send(lease=60),
+            lambda: send(wait=1),
             lambda: run_once(print, operation="print", scope="s", key="k"),
         ],
         ids=["atomic", "leased", "waiting", "run_once"],
@@ -69,7 +69,7 @@ class TestNotMigrated:
         """To migrate would not help."""
         settings.DATABASE_ROUTERS = ["tests.routers.NoKeys"]
         with pytest.raises(IdempotencyConfigurationError, match=r"DATABASE_ROUTERS keep it out: let allow_migrate\(\)"):
-            post()
+            send()
 
     def test_an_error_of_the_views_own_is_left_alone(self, transactional_db: None) -> None:
         """Its missing tables are its own business."""
@@ -85,7 +85,7 @@ class TestNotMigrated:
             broken(RequestFactory().post("/", headers={"Idempotency-Key": "k"}))
 
 
-@pytest.mark.parametrize("use", [post, lambda **o: run_once(print, operation="print", scope="s", key="k", **o)])
+@pytest.mark.parametrize("use", [send, lambda **o: run_once(print, operation="print", scope="s", key="k", **o)])
 def test_an_unknown_alias_is_named(use: Callable[..., Any]) -> None:
     """Also where no user has run the checks."""
     with pytest.raises(IdempotencyConfigurationError) as caught:

@@ -26,7 +26,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def post(client: httpx.Client, path: str, key: str, fault: str) -> httpx.Response:
+def send(client: httpx.Client, path: str, key: str, fault: str) -> httpx.Response:
     return client.post(path, json={"item": "a book"}, headers={"Idempotency-Key": key, "X-Fault": fault})
 
 
@@ -34,7 +34,7 @@ def post(client: httpx.Client, path: str, key: str, fault: str) -> httpx.Respons
 def test_the_repeat_gets_the_lost_answer(servers: list[str], name: str, fault: str, key: str) -> None:
     """The first server commits and dies, or answers 503. The client gets 201 and knows nothing of it."""
     with proxy(name, servers, timeout=DEADLINE) as client:
-        told = post(client, "/protected", key, fault)
+        told = send(client, "/protected", key, fault)
     assert (told.status_code, told.headers["Idempotency-Replayed"]) == (201, "true")
     assert answers(key) == [(201, digest(told.content))] * 2
     assert Order.objects.filter(reference=key).count() == 1
@@ -43,7 +43,7 @@ def test_the_repeat_gets_the_lost_answer(servers: list[str], name: str, fault: s
 def test_without_protection_it_is_a_second_order(servers: list[str], name: str, key: str) -> None:
     """So the proxy does repeat the request."""
     with proxy(name, servers, timeout=DEADLINE) as client:
-        told = post(client, "/unprotected", key, "lost")
+        told = send(client, "/unprotected", key, "lost")
     (first, lost), (second, final) = answers(key)
     assert (told.status_code, first, second, final) == (201, 201, 201, digest(told.content))
     assert lost != final
@@ -53,11 +53,11 @@ def test_without_protection_it_is_a_second_order(servers: list[str], name: str, 
 def test_a_timeout_while_the_first_is_running(servers: list[str], name: str, key: str) -> None:
     """The proxy's repeat meets 409, the client sends until it gets 201: one order, and the bytes of the first."""
     with proxy(name, servers, timeout=1) as client:
-        post(client, "/protected", key, "running")
+        send(client, "/protected", key, "running")
         eventually("the proxy's repeat to arrive", lambda: arrivals(key) > 1)
 
         def again() -> httpx.Response | None:
-            answer = post(client, "/protected", key, "running")
+            answer = send(client, "/protected", key, "running")
             return answer if answer.status_code == 201 else None
 
         final: httpx.Response = eventually("201", again)

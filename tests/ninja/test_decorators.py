@@ -22,7 +22,7 @@ from ninja.testing import TestClient
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.ninja import idempotent_operation
-from tests.ninja.api_urls import maker
+from tests.ninja.operations import maker
 from tests.shopapp.models import Order
 
 Serve = Callable[[NinjaAPI], Client]

@@ -3,30 +3,177 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection
+from django.db import IntegrityError, connection
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 
 pytest.importorskip("ninja")
 
+from ninja import File, Form, NinjaAPI, Schema, UploadedFile
+from ninja.errors import HttpError, ValidationError
+from ninja.security import APIKeyHeader, HttpBearer, django_auth
+
 from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.ninja import idempotent_operation
 from tests.factories import UserFactory
 from tests.http import replayed, same
-from tests.ninja import api_urls
-from tests.shopapp.models import Order
+from tests.ninja.operations import Status, maker
+from tests.shopapp.models import Ledger, Order
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.ninja.api_urls")]
+CALLS: list[Any] = []
+api = NinjaAPI(urls_namespace="tests", docs_url=None, openapi_url=None)
+
+
+class OrderIn(Schema):
+    reference: str = ""
+    amount: int = 0
+
+
+class OrderOut(Schema):
+    id: int
+    reference: str
+    amount: int
+
+
+@api.post("/orders", response={201: OrderOut})
+@idempotent_operation
+def create(request: HttpRequest, payload: OrderIn, response: HttpResponse) -> Any:
+    order = Order.objects.create(**payload.dict())
+    response["Location"] = f"/orders/{order.pk}"
+    return Status(201, order)
+
+
+@api.post("/plain", response=list[OrderOut])
+@idempotent_operation(ttl=3600)
+def lazily(request: HttpRequest) -> Any:
+    """Its query runs when the result is converted."""
+    Order.objects.create()
+    return Order.objects.order_by("pk")
+
+
+@api.post("/empty", response={204: None})
+@idempotent_operation
+def empty(request: HttpRequest) -> Any:
+    Order.objects.create()
+    return Status(204, None)
+
+
+@api.post("/pair", response={202: OrderOut})
+@idempotent_operation
+def pair(request: HttpRequest) -> Any:
+    return 202, Order.objects.create()
+
+
+@api.post("/form")
+@idempotent_operation
+def form(request: HttpRequest, amount: Form[int], image: File[UploadedFile]) -> Any:
+    return {"id": Order.objects.create(amount=amount).pk, "size": image.size}
+
+
+@api.post("/mismatched", response=OrderOut)
+@idempotent_operation
+def mismatched(request: HttpRequest) -> Any:
+    """Its result does not fit its schema."""
+    Order.objects.create()
+    return {"id": "no number"}
+
+
+api.post("/observed", operation_id="observed")(idempotent_operation(observe=True)(maker()))
+api.put("/put", operation_id="put")(idempotent_operation(maker()))
+
+
+# --- exceptions
+
+
+class Refused(Exception):
+    pass
+
+
+@api.exception_handler(Refused)
+def answer_refused(request: HttpRequest, error: Refused) -> HttpResponse:
+    CALLS.append("handled")
+    Ledger.objects.create(entry=f"audit {len(CALLS)}")
+    return api.create_response(request, {"refused": str(error)}, status=402)
+
+
+class Hopeless(Exception):
+    pass
+
+
+@api.exception_handler(Hopeless)
+def answer_hopeless(request: HttpRequest, error: Hopeless) -> HttpResponse:
+    """Raise what another handler could answer: Django Ninja asks one handler only."""
+    CALLS.append("handled")
+    raise Refused("the handler fails") from error
+
+
+def swallow() -> Exception:
+    """Break the transaction, and hide it."""
+    with suppress(IntegrityError):
+        Order.objects.create(pk=Order.objects.get().pk)
+    return HttpError(402, "after a hidden error")
+
+
+ERRORS = {
+    "422": lambda: ValidationError([{"msg": "wrong"}]),
+    "hopeless": Hopeless,
+    "bug": lambda: ZeroDivisionError("bug"),
+    "swallow": swallow,
+}
+
+
+@api.post("/fail")
+@idempotent_operation
+def fail(request: HttpRequest, error: str) -> Any:
+    Order.objects.create()
+    CALLS.append("run")
+    make_error = ERRORS[error]
+    raise make_error()
+
+
+# --- callers
+
+
+class Token(HttpBearer):
+    """What it returns is what `request.auth` becomes."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> Any:
+        found = {"dict": {"sub": "1"}, "true": True, "anonymous": AnonymousUser(), "none": None}
+        return found.get(token, token)
+
+
+class Key(APIKeyHeader):
+    param_name = "X-Shop-Key"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        return key
+
+
+api.post("/token", auth=Token(), operation_id="token")(idempotent_operation(maker()))
+api.post("/key", auth=Key(), operation_id="key")(idempotent_operation(maker()))
+api.post("/text", auth=[django_auth, Token()], operation_id="text")(idempotent_operation(maker()))
+one_time = [lambda request: CALLS.pop() if CALLS else None, Key()]
+api.post("/one-time", auth=one_time, operation_id="one_time")(idempotent_operation(maker()))
+api.post("/two", auth=[django_auth, Token(), Key()], operation_id="two")(idempotent_operation(maker()))
+
+
+urlpatterns = [path("", api.urls)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.ninja.test_view_call")]
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    api_urls.CALLS.clear()
+    CALLS.clear()
 
 
 class TestOutcomes:
@@ -97,15 +244,15 @@ class TestExceptions:
         assert (replayed(first), replayed(second)) == ("false", "true")
         assert same(first, second)
         assert not Order.objects.exists()
-        assert api_urls.CALLS.count("run") == 1
+        assert CALLS.count("run") == 1
 
     def test_a_handler_that_fails_is_asked_once(self, post: Post) -> None:
         """Its own exception goes on, with its cause and context."""
-        with pytest.raises(api_urls.Refused, match="the handler fails") as caught:
+        with pytest.raises(Refused, match="the handler fails") as caught:
             post("/fail?error=hopeless")
-        assert api_urls.CALLS == ["run", "handled"]
-        assert isinstance(caught.value.__cause__, api_urls.Hopeless)
-        assert isinstance(caught.value.__context__, api_urls.Hopeless)
+        assert CALLS == ["run", "handled"]
+        assert isinstance(caught.value.__cause__, Hopeless)
+        assert isinstance(caught.value.__context__, Hopeless)
 
     def test_debug_shows_the_traceback(self, post: Post, settings: Any) -> None:
         """Django Ninja's own answer, a 500 that frees the key."""
@@ -166,7 +313,7 @@ class TestTwoAuthenticators:
 
     def test_a_text_that_none_of_them_gives_twice_is_refused(self, client: Client, key: str) -> None:
         """Before the operation runs, with the ways out."""
-        api_urls.CALLS.append("a token that is good for one use")
+        CALLS.append("a token that is good for one use")
         with pytest.raises(IdempotencyConfigurationError) as refused:
             client.post("/one-time", headers={"Idempotency-Key": key})
         assert str(refused.value) == (

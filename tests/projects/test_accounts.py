@@ -21,19 +21,19 @@ DJ_REST_AUTH = ("/rest-auth/password/change/", {"old_password": OLD, "new_passwo
 DJOSER = ("/djoser/users/set_password/", {"current_password": OLD, "new_password": NEW}, 204)
 
 
-def post(client: httpx.Client, path: str, data: Any, key: str, token: str = "", fault: str = "") -> httpx.Response:
+def send(client: httpx.Client, path: str, data: Any, key: str, token: str = "", fault: str = "") -> httpx.Response:
     headers = {"Idempotency-Key": key, "X-Fault": fault, **({"Authorization": f"Bearer {token}"} if token else {})}
     return client.post(path, json=data, headers=headers)
 
 
 def lost_and_repeated(client: httpx.Client, *request: Any) -> httpx.Response:
     """The worker dies after its COMMIT, and the client sends the request again."""
-    dies(lambda: post(client, *request, fault="kill after COMMIT"))
-    return post(client, *request)
+    dies(lambda: send(client, *request, fault="kill after COMMIT"))
+    return send(client, *request)
 
 
 def registered(client: httpx.Client, name: str) -> None:
-    post(client, "/djoser/users/", {"username": name, "password": OLD}, name).raise_for_status()
+    send(client, "/djoser/users/", {"username": name, "password": OLD}, name).raise_for_status()
 
 
 def token_of(client: httpx.Client, name: str, application: str, password: str = OLD) -> str:
@@ -64,7 +64,7 @@ def test_two_applications_of_one_user(site: Site, key: str) -> None:
     with site.client() as client:
         registered(client, key)
         answers = [
-            post(client, "/orders/", {}, key, token_of(client, key, application)).json()["order"]
+            send(client, "/orders/", {}, key, token_of(client, key, application)).json()["order"]
             for application in ("phone", "browser")
         ]
     orders = site.project.sql("SELECT reference FROM shopapp_order WHERE reference LIKE %s ORDER BY id", f"{key}%")
@@ -83,4 +83,4 @@ def test_a_password_change(site: Site, path: str, form: Any, status: int, key: s
         site.counted(f"answer to the repeated {path}", answer.status_code, status, 400)
 
         client.post("/o/revoke_token/", data={"client_id": "phone", "token": token}).raise_for_status()
-        assert post(client, path, form, f"{key}-2", token).status_code == 401  # a replay asks for a valid token, too
+        assert send(client, path, form, f"{key}-2", token).status_code == 401  # a replay asks for a valid token, too

@@ -64,14 +64,14 @@ def customer(site: Site, gateway: httpx.Client, key: str) -> Iterator[Customer]:
     email = f"{key}@shop.example"
     with site.client() as client:
 
-        def post(path: str, **data: str) -> None:
+        def submit(path: str, **data: str) -> None:
             fields = hidden_fields(client.get("/accounts/register/")) if path == "/accounts/register/" else {}
             token = {"csrfmiddlewaretoken": client.cookies["csrftoken"]}
             answer = client.post(path, data={**fields, **token, **data})
             assert answer.status_code == 302, answer.text
 
-        post("/accounts/register/", email=email, password1=key, password2=key)
-        post("/basket/add/1/", quantity="1")
+        submit("/accounts/register/", email=email, password1=key, password2=key)
+        submit("/basket/add/1/", quantity="1")
         client.get("/checkout/", follow_redirects=True)
         page = client.get(INVOICE)
         assert page.status_code == 200, page.headers

@@ -19,25 +19,26 @@ from rest_framework.views import APIView
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
 from tests.shopapp.models import Order
+from tests.views import creates, view_class
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_data")]
 
 
-class Orders(IdempotencyMixin, APIView):
+def as_asked(request: Any, order: Order) -> Any:
+    match request.query_params.get("as"):
+        case "plain":
+            return HttpResponse("{", content_type="application/json")
+        case "html":
+            return Response(f"<p>{order.pk}</p>", content_type="text/html")
+        case "nothing":
+            return Response(status=204)
+    return Response({"id": order.pk, "read": request.data}, status=201)
+
+
+class Orders(view_class(IdempotencyMixin, APIView, post=creates(then=as_asked))):
     renderer_classes = [JSONRenderer, StaticHTMLRenderer]
     authentication_classes = []
-
-    def post(self, request: Any) -> Any:
-        order = Order.objects.create()
-        match request.query_params.get("as"):
-            case "plain":
-                return HttpResponse("{", content_type="application/json")
-            case "html":
-                return Response(f"<p>{order.pk}</p>", content_type="text/html")
-            case "nothing":
-                return Response(status=204)
-        return Response({"id": order.pk, "read": request.data}, status=201)
 
 
 class Silent(Orders):

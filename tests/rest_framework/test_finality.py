@@ -19,6 +19,7 @@ from rest_framework.views import APIView
 from django_idempotency import idempotent, views
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
+from tests.views import view_class
 
 Post = Callable[..., Any]
 pytestmark = pytest.mark.django_db
@@ -39,12 +40,14 @@ class Noting:
         return super().handle_exception(exc)  # type: ignore[misc]
 
 
-class Orders(APIView):
-    def post(self, request: Any) -> Response:
-        if "fails" in request.query_params:
-            raise ZeroDivisionError
-        VIEWS.append(self)
-        return Response({"id": 1}, status=201)
+def fails_or_notes(request: Any) -> Response:
+    if "fails" in request.query_params:
+        raise ZeroDivisionError
+    VIEWS.append(request.parser_context["view"])
+    return Response({"id": 1}, status=201)
+
+
+Orders = view_class(APIView, post=fails_or_notes)
 
 
 class Decorated(Noting, Orders):

@@ -23,6 +23,7 @@ from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
 from tests.shopapp.models import Line, Order
+from tests.views import view_class
 from tests.works import commit
 
 CALLS: list[str] = []
@@ -33,19 +34,27 @@ class Declined(APIException):
     default_detail = "The card was declined."
 
 
-class Pay(IdempotencyMixin, APIView):
-    idempotency = Idempotency(lease=60)
+def charge(data: Any, key: str) -> str:
+    CALLS.append(key)
+    if data.get("charge") == "raises":
+        raise Declined
+    return key
 
-    def post(self, request: Any) -> Response:
-        operation = get_operation(request)
-        assert request.idempotency is operation
-        charge = operation.call("charge", self.charge, request.data, operation.derive_key("charge"))
-        if request.data.get("after") == "rolled back":
-            operation.write("order", get_object_or_404, Order, reference="gone")
-        if request.data.get("after") == "refused at COMMIT":
-            operation.write("line", Line.objects.create, order_id=2_000_000_000)
-        order = operation.write("order", Order.objects.create, reference=charge)
-        return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
+
+def charge_and_order(request: Any) -> Response:
+    operation = get_operation(request)
+    assert request.idempotency is operation
+    charged = operation.call("charge", charge, request.data, operation.derive_key("charge"))
+    if request.data.get("after") == "rolled back":
+        operation.write("order", get_object_or_404, Order, reference="gone")
+    if request.data.get("after") == "refused at COMMIT":
+        operation.write("line", Line.objects.create, order_id=2_000_000_000)
+    order = operation.write("order", Order.objects.create, reference=charged)
+    return Response({"order": order.pk, "attempt": operation.attempt, "atomic": connection.in_atomic_block}, 201)
+
+
+class Pay(view_class(IdempotencyMixin, APIView, post=charge_and_order)):
+    idempotency = Idempotency(lease=60)
 
     def get_exception_handler(self) -> Callable[..., Any]:
         """As projects have it: a row that cannot be is a conflict."""
@@ -54,12 +63,6 @@ class Pay(IdempotencyMixin, APIView):
             return Response(status=409) if isinstance(error, IntegrityError) else exception_handler(error, context)
 
         return handler
-
-    def charge(self, data: Any, key: str) -> str:
-        CALLS.append(key)
-        if data.get("charge") == "raises":
-            raise Declined
-        return key
 
 
 RECONCILE: list[Callable[[Any], Any]] = []
@@ -72,7 +75,7 @@ RECONCILE: list[Callable[[Any], Any]] = []
 def reconciled(request: Any) -> Response:
     """A charge that times out at first, and then a refusal."""
     operation = get_operation(request)
-    operation.call("charge", Pay().charge, request.data, "key")
+    operation.call("charge", charge, request.data, "key")
     raise ValidationError({"in_doubt": operation.in_doubt})
 
 
@@ -143,7 +146,7 @@ def test_an_exception_out_of_a_call_is_no_answer(post: Any) -> None:
     """Whatever its status: it is not known whether the card was charged, so the key fails with the call in doubt."""
     assert post("/pay", {"charge": "raises"}).status_code == 402
     row = IdempotencyKey.objects.get()
-    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: line 61 of {__name__}.Pay.charge")
+    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: line 40 of {__name__}.charge")
     assert IdempotencyStep.objects.get().finished_at is None
     assert post("/pay", {"charge": "raises"}).status_code == 402
     assert (len(CALLS), len(set(CALLS))) == (2, 1)
@@ -157,7 +160,7 @@ def test_a_refusal_is_final_as_soon_as_reconcile_has_left_no_doubt(post: Any, an
         operation.call("charge", lambda: "found")
         if another_call:
             with pytest.raises(Declined):
-                operation.call("void", Pay().charge, {"charge": "raises"}, "void")
+                operation.call("void", charge, {"charge": "raises"}, "void")
 
     RECONCILE.append(look_up)
     assert post("/reconciled", {"charge": "raises"}).status_code == 402

@@ -16,7 +16,9 @@ from django.utils.decorators import method_decorator
 
 pytest.importorskip("rest_framework")
 
+from rest_framework import renderers
 from rest_framework.decorators import api_view
+from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
@@ -29,11 +31,34 @@ from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Order
-from tests.views import answers, view_class
+from tests.views import answers, creates, view_class
 
 Post = Callable[..., Any]
 VERBS = ("post", "patch")
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.api_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_mixins")]
+
+
+class CountingPage(renderers.BrowsableAPIRenderer):
+    """It asks the database after the exception handler has marked the rollback."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        Order.objects.count()
+        return super().render(*args, **kwargs)
+
+
+def refuses(request: Any, order: Order) -> Response:
+    raise ValidationError("no")
+
+
+browsable = view_class(IdempotencyMixin, APIView, post=creates(then=refuses), renderer_classes=[CountingPage])
+urlpatterns = [
+    *api_urls.urlpatterns,
+    path("browsable/", browsable.as_view()),
+]
+
+
+def never_called(self: Any, request: Any) -> Response:
+    raise AssertionError("the view ran")
 
 
 def lowered(get_response: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,9 +94,7 @@ def test_a_view_that_decides_by_request_is_judged_on_that_request(rf: Any, key: 
     class Orders(IdempotencyMixin, APIView):
         idempotency = None
 
-        @method_decorator(login_required)
-        def post(self, request: Any) -> Response:
-            raise AssertionError("not called")
+        post = method_decorator(login_required)(never_called)
 
         def get_idempotency_options(self) -> Any:
             return {}
@@ -98,7 +121,12 @@ def test_action_options_fall_through_to_the_class(post: Post) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("patch", "/orders/{}/", 200), ("get", "/orders/", 200), ("options", "/orders/", 200), ("delete", "/fails/", 405)],
+    [
+        ("patch", "/orders/{}/", 200),
+        ("get", "/orders/", 200),
+        ("options", "/orders/", 200),
+        ("get", "/dynamic/", 405),
+    ],
 )
 def test_what_is_not_protected_passes(client: Client, key: str, method: str, path: str, status: int) -> None:
     """An action with None, other methods, and 405: no header where no key was honoured."""
@@ -154,15 +182,11 @@ class TestRefusals:
     def test_the_decorator_on_dispatch(self, rf: Any) -> None:
         """Refused on the first request, before the view runs."""
 
-        @method_decorator(idempotent, name="dispatch")
-        class Wrong(APIView):
-            def post(self, request: Any) -> Response:
-                raise AssertionError("the view ran")
-
+        wrong = method_decorator(idempotent, name="dispatch")(type("Wrong", (APIView,), {"post": never_called}))
         with pytest.raises(
             IdempotencyConfigurationError, match="dispatch of Wrong above the authentication of the REST framework"
         ):
-            Wrong.as_view()(rf.post("/", headers={"Idempotency-Key": "k"}))
+            wrong.as_view()(rf.post("/", headers={"Idempotency-Key": "k"}))
 
 
 def test_options_fall_through_the_classes() -> None:
@@ -186,11 +210,8 @@ def test_options_of_a_request_may_change_those_of_the_class(rf: Any, key: str, s
     """The project's defaults are applied to what comes out: here to a lease that only this request has."""
     settings.IDEMPOTENCY = {"ON_ABANDONED": "hold"}
 
-    class Payments(IdempotencyMixin, APIView):
+    class Payments(view_class(IdempotencyMixin, APIView, post=answers())):
         idempotency = Idempotency(ttl=600)
-
-        def post(self, request: Any) -> Response:
-            return Response()
 
         def get_idempotency_options(self) -> Any:
             return replace(super().get_idempotency_options(), lease=60)

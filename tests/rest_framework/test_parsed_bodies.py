@@ -15,12 +15,12 @@ from django.urls import path
 pytest.importorskip("rest_framework")
 
 from rest_framework import parsers, permissions
-from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency import idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.shopapp.models import Order
+from tests.views import creates, view_class
 
 CALLS: list[str] = []
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -66,7 +66,12 @@ def nested(stream: Any) -> Any:
     return value
 
 
-class Orders(IdempotencyMixin, APIView):
+def reads(request: Any) -> Any:
+    assert request.data is not None
+    return creates()(request)
+
+
+class Orders(view_class(IdempotencyMixin, APIView, post=reads)):
     authentication_classes = []
     parser_classes = [
         *map(counted, (parsers.JSONParser, parsers.FormParser, parsers.MultiPartParser)),
@@ -80,10 +85,6 @@ class Orders(IdempotencyMixin, APIView):
         parser("application/wrapped+json", lambda stream: json.load(stream).get("payload", {})),
         parser("application/nested", nested),
     ]
-
-    def post(self, request: Any) -> Response:
-        assert request.data is not None
-        return Response({"id": Order.objects.create().pk}, status=201)
 
 
 class Looks(permissions.BasePermission):

@@ -2,42 +2,128 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import transaction
+from django.http import Http404
+from django.shortcuts import get_object_or_404
 from django.test import Client
 from django.test.client import encode_multipart
+from django.urls import path
 
 pytest.importorskip("rest_framework")
+from rest_framework import parsers, permissions, throttling
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
+from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
 
+from django_idempotency import Idempotency
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.rest_framework import IdempotencyMixin
 from tests.factories import UserFactory
 from tests.http import replayed, same
 from tests.rest_framework import api_urls
+from tests.rest_framework.api_urls import CALLS
 from tests.shopapp.models import Ledger, Order
+from tests.views import creates, view_class
 
 Post = Callable[..., Any]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.api_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_view_call")]
+AFTER_ROLLBACK: list[Any] = []
+ERRORS = {"invalid": lambda: ValidationError({"amount": ["wrong"]}), "gone": lambda: Http404("gone")}
+
+
+def fails(request: Any, order: Order) -> Response:
+    """Raise what the request names."""
+    CALLS.append("run")
+    error: Exception = ERRORS[request.query_params["error"]]()
+    raise error
+
+
+def fails_after_commit(request: Any, order: Order) -> Response:
+    transaction.on_commit(lambda: get_object_or_404(Ledger, pk=0))
+    return Response(status=201)
+
+
+def audited(view: Any) -> Callable[..., Any]:
+    """The project's exception handler: it writes, too."""
+
+    def handler(error: Exception, context: Any) -> Any:
+        CALLS.append("handled")
+        assert sys.exc_info()[1] is error  # what logger.exception() would show
+        Ledger.objects.create(entry=f"audit {len(CALLS)}")
+        for hook in AFTER_ROLLBACK:
+            hook()
+        return exception_handler(error, context)
+
+    return handler
+
+
+def sizes(request: Any, order: Order) -> Response:
+    return Response({name: file.size for name, file in request.FILES.items()})
+
+
+class OncePerTest(throttling.BaseThrottle):
+    full = False
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return not OncePerTest.full
+
+
+async def is_allowed(request: Any, view: Any) -> bool:
+    return "denied" not in request.query_params
+
+
+def protected(view: Any, **attributes: Any) -> Any:
+    return view_class(IdempotencyMixin, APIView, post=view, **attributes).as_view()
+
+
+urlpatterns = [
+    *api_urls.urlpatterns,
+    path("fails/after/commit/", protected(creates(then=fails_after_commit))),
+    path("fails/", protected(creates(then=fails), get_exception_handler=audited)),
+    path(
+        "guarded/",
+        protected(
+            creates(),
+            authentication_classes=[TokenAuthentication],
+            permission_classes=[permissions.IsAuthenticated, permissions.DjangoModelPermissions],
+            throttle_classes=[OncePerTest],
+            queryset=Order.objects.all(),
+            idempotency=Idempotency(may_replay=is_allowed),
+        ),
+    ),
+    path(
+        "upload/",
+        protected(
+            creates(then=sizes),
+            authentication_classes=[SessionAuthentication],
+            parser_classes=[parsers.MultiPartParser, parsers.JSONParser],
+        ),
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    api_urls.CALLS.clear()
+    CALLS.clear()
     yield
-    api_urls.AFTER_ROLLBACK.clear()
-    api_urls.OncePerTest.full = False
+    AFTER_ROLLBACK.clear()
+    OncePerTest.full = False
 
 
 def test_it_is_finalized_and_rendered_once_inside_the_transaction(post: Post) -> None:
     """And not at all for a replay."""
     for _ in range(2):
         post("/orders/", {"reference": "r"})
-    assert api_urls.CALLS == [("finalize", True), ("render", True)]
+    assert CALLS == [("finalize", True), ("render", True)]
 
 
 @pytest.mark.parametrize(("error", "status"), [("invalid", 400), ("gone", 404)])
@@ -46,7 +132,7 @@ def test_a_final_exception_is_rolled_back_kept_and_replayed(post: Post, error: s
     first, second = (post(f"/fails/?error={error}") for _ in range(2))
     assert (first.status_code, replayed(first), replayed(second)) == (status, "false", "true")
     assert same(first, second)
-    assert api_urls.CALLS == ["run", "handled"]
+    assert CALLS == ["run", "handled"]
     assert not Order.objects.exists()
     assert Ledger.objects.count() == 1
 
@@ -65,13 +151,13 @@ def test_whoever_completes_the_key_after_the_rollback_is_answered(post: Post, in
     """Between rollback and keeping the refusal the key is free: a faster duplicate wins."""
 
     def overtake() -> None:
-        api_urls.AFTER_ROLLBACK.clear()
+        AFTER_ROLLBACK.clear()
         in_threads(1, lambda _: post("/fails/?error=invalid", client=Client()))
 
-    api_urls.AFTER_ROLLBACK.append(overtake)
+    AFTER_ROLLBACK.append(overtake)
     response = post("/fails/?error=invalid")
     assert (response.status_code, replayed(response)) == (400, "true")
-    assert api_urls.CALLS == ["run", "handled", "run", "handled"]
+    assert CALLS == ["run", "handled", "run", "handled"]
     assert IdempotencyKey.objects.count() == 1
 
 
@@ -102,12 +188,12 @@ class TestGuarded:
         user.user_permissions.clear()
         assert send() == (403, None)
         user.user_permissions.add(permission)
-        api_urls.OncePerTest.full = True
+        OncePerTest.full = True
         assert send() == (429, None)
         assert not IdempotencyKey.objects.exists()
-        api_urls.OncePerTest.full = False
+        OncePerTest.full = False
         assert send() == (201, "false")
-        api_urls.OncePerTest.full = True
+        OncePerTest.full = True
         assert send() == (429, None)
         user.user_permissions.clear()
         assert send() == (403, None)

@@ -84,14 +84,14 @@ def checks() -> Iterator[tuple[str, Any]]:
         yield "oauth2_provider ProtectedResourceMixin", ProtectedResourceMixin
 
 
-def view(request: Any) -> Any:
+def secret(request: Any) -> Any:
     from django.http import HttpResponse
 
     return HttpResponse("secret", status=201)
 
 
 def post(self: Any, request: Any) -> Any:
-    return view(request)
+    return secret(request)
 
 
 def orders(check: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -116,12 +116,12 @@ def orders(check: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         return
     checked_post = method_decorator(check)(post)
     check_dispatch = method_decorator(check, name="dispatch")
-    yield "right: a function", lambda: check(idempotent(view))
+    yield "right: a function", lambda: check(idempotent(secret))
     yield "right: one list", lambda: of(post=method_decorator([check, idempotent])(post)).as_view()
     yield "right: the handler", lambda: of(post=method_decorator(check)(protected_post)).as_view()
     yield "right: dispatch, then dispatch", lambda: check_dispatch(on_dispatch(of(post=post))).as_view()
     yield "right: dispatch, then the mixin", lambda: check_dispatch(of(IdempotencyMixin, post=post)).as_view()
-    yield "wrong: a function", lambda: idempotent(check(view))
+    yield "wrong: a function", lambda: idempotent(check(secret))
     yield "wrong: one list", lambda: of(post=method_decorator([idempotent, check])(post)).as_view()
     yield "wrong: the handler", lambda: of(post=method_decorator(idempotent)(checked_post)).as_view()
     yield "wrong: dispatch over the handler", lambda: on_dispatch(of(post=checked_post)).as_view()

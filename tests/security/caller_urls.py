@@ -7,7 +7,6 @@ from base64 import urlsafe_b64encode
 from importlib.util import find_spec
 from typing import Any
 
-from django.contrib.auth.middleware import RemoteUserMiddleware
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
@@ -33,26 +32,6 @@ def tell(request: HttpRequest) -> JsonResponse:
 @idempotent
 async def awaited(request: HttpRequest) -> JsonResponse:
     return JsonResponse(secret())
-
-
-class ForwardedUserMiddleware(RemoteUserMiddleware):
-    """As Django documents it for a proxy that authenticates."""
-
-    header = "HTTP_X_FORWARDED_USER"
-
-
-def awaited_user(get_response: Any) -> Any:
-    """A middleware that sets no more than what Django's own asynchronous decorators ask for."""
-
-    def middleware(request: Any) -> Any:
-        async def auser() -> Any:
-            return (await User.objects.aget_or_create(username=name))[0]
-
-        if name := request.headers.get("X-Awaited-User"):
-            request.auser = auser
-        return get_response(request)
-
-    return middleware
 
 
 def jwt(client: str, claim: str = "azp") -> str:
@@ -82,44 +61,28 @@ if REST_FRAMEWORK_INSTALLED:
 
     from django_idempotency.rest_framework import IdempotencyMixin
 
-    class Key(BaseAuthentication):
-        """A header of its own, and no user: what API key packages do."""
+    def by_key(found: Any) -> Any:
+        """A header of its own, and no user, as API key packages have it. `found` makes `request.auth` of it."""
 
-        def authenticate(self, request: Any) -> Any:
+        def authenticate(self: Any, request: Any) -> Any:
             value = request.headers.get("X-Shop-Key")
-            return None if value is None else (AnonymousUser(), self.found(value))
+            return None if value is None else (AnonymousUser(), found(value))
 
-        def found(self, value: str) -> Any:
-            return value
+        return type("Key", (BaseAuthentication,), {"authenticate": authenticate})
 
-    class ModelKey(Key):
-        def found(self, value: str) -> Any:
-            return Group.objects.get_or_create(name=value)[0]
-
-    class Claims(Key):
-        """Such as the payload of a JWT."""
-
-        def found(self, value: str) -> Any:
-            return {"sub": value}
-
-    class Nameless(BaseAuthentication):
-        """A user that is none of Django's."""
-
-        def authenticate(self, request: Any) -> Any:
-            return object(), None
-
-    def behind(authentication: Any) -> Any:
-        return view_class(IdempotencyMixin, APIView, post=tell, authentication_classes=[authentication]).as_view()
-
-    urlpatterns += [
-        path("rest/basic", behind(BasicAuthentication)),
-        path("rest/session", behind(SessionAuthentication)),
-        path("rest/token", behind(TokenAuthentication)),
-        path("rest/key", behind(Key)),
-        path("rest/model", behind(ModelKey)),
-        path("rest/claims", behind(Claims)),
-        path("rest/nameless", behind(Nameless)),
-    ]
+    AUTHENTICATIONS = {
+        "basic": BasicAuthentication,
+        "session": SessionAuthentication,
+        "token": TokenAuthentication,
+        "key": by_key(str),
+        "model": by_key(lambda value: Group.objects.get_or_create(name=value)[0]),
+        "claims": by_key(lambda value: {"sub": value}),  # such as the payload of a JWT
+        # A user that is none of Django's.
+        "nameless": type("Nameless", (BaseAuthentication,), {"authenticate": lambda self, request: (object(), None)}),
+    }
+    for name, kind in AUTHENTICATIONS.items():
+        told = view_class(IdempotencyMixin, APIView, post=tell, authentication_classes=[kind])
+        urlpatterns.append(path(f"rest/{name}", told.as_view()))
 
 if NINJA_INSTALLED:
     from ninja import NinjaAPI

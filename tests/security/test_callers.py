@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from django.contrib.auth.middleware import RemoteUserMiddleware
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -26,6 +28,26 @@ from tests.settings import REST_FRAMEWORK_INSTALLED
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.security.caller_urls")]
 Send = Callable[..., Any]
 """Send the test's key as one caller."""
+
+
+class ForwardedUserMiddleware(RemoteUserMiddleware):
+    """As Django documents it for a proxy that authenticates."""
+
+    header = "HTTP_X_FORWARDED_USER"
+
+
+def awaited_user(get_response: Any) -> Any:
+    """A middleware that sets no more than what Django's own asynchronous decorators ask for."""
+
+    def middleware(request: Any) -> Any:
+        async def auser() -> Any:
+            return (await User.objects.aget_or_create(username=name))[0]
+
+        if name := request.headers.get("X-Awaited-User"):
+            request.auser = auser
+        return get_response(request)
+
+    return middleware
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +123,7 @@ if caller_urls.NINJA_INSTALLED:
     }
 PROXIES = {
     "REMOTE_USER": "django.contrib.auth.middleware.RemoteUserMiddleware",
-    "X-Forwarded-User": "tests.security.caller_urls.ForwardedUserMiddleware",
+    "X-Forwarded-User": "tests.security.test_callers.ForwardedUserMiddleware",
 }
 
 
@@ -111,7 +133,7 @@ def pair(request: pytest.FixtureRequest, settings: Any) -> tuple[Send, Send]:
     if request.param in PROXIES:
         settings.MIDDLEWARE = [*settings.MIDDLEWARE, PROXIES[request.param]]
         settings.AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.RemoteUserBackend"]
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.security.caller_urls.awaited_user"]
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.security.test_callers.awaited_user"]
     make = WAYS[request.param]
     alice, bob = make("alice"), make("bob")
     for send in (alice, bob):

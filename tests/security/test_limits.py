@@ -31,7 +31,7 @@ CHARGES: list[str] = []
 SENT: list[Callable[[], None]] = []
 
 
-def pay(request: HttpRequest) -> HttpResponse:
+def charge_and_send(request: HttpRequest) -> HttpResponse:
     """Charge at a gateway that remembers derived keys, and send the order to the address of this request."""
     operation = get_operation(request)
     key = operation.derive_key("charge")
@@ -58,8 +58,8 @@ def card(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [
-    path("pay", idempotent(lease=60)(pay)),
-    path("pay/amount", idempotent(lease=60, fingerprint=("amount",))(pay)),
+    path("pay", idempotent(lease=60)(charge_and_send)),
+    path("pay/amount", idempotent(lease=60, fingerprint=("amount",))(charge_and_send)),
     path("refusing", refusing),
     path("merged", merged),
     path("card", card),

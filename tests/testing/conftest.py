@@ -16,7 +16,6 @@ from tests.testing.endpoint_urls import DATA
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    endpoint_urls.KEPT.clear()
     endpoint_urls.HOOKS.clear()
     leased_urls.MADE.clear()
 

@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import connections
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 
+from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Ledger, Order
 from tests.testing import endpoint_urls
-from tests.testing.endpoint_urls import DATA, logged_in
+from tests.testing.endpoint_urls import DATA, HOOKS, good, logged_in, order
+from tests.views import answers, creates, paths
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.test_checks")]
+COUNTER = itertools.count()
+KEPT: dict[str, bytes] = {}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    KEPT.clear()
+
+
+def gone(request: HttpRequest) -> HttpResponse:
+    response = good(request)
+    HOOKS["inside"]()
+    return response
+
+
+def picky(request: HttpRequest) -> HttpResponse:
+    """Validates before the protected view is asked."""
+    return HttpResponse("refused", status=400) if request.POST.get("reference") == "refused" else good(request)
+
+
+def marks_only(request: HttpRequest) -> HttpResponse:
+    """Says that it replays, and runs again."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return HttpResponse("no key", status=400)
+    response = order(request)
+    response["Idempotency-Replayed"] = "true" if key in KEPT else "false"
+    KEPT.setdefault(key, response.content)
+    return response
+
+
+def works_without_a_key(request: HttpRequest) -> HttpResponse:
+    """Refuses too late."""
+    if "Idempotency-Key" not in request.headers:
+        order(request)
+    return good(request)
+
+
+def everybody(request: HttpRequest) -> str:
+    return "all"
+
+
+urlpatterns = endpoint_urls.urlpatterns + paths(
+    *(gone, picky, marks_only, works_without_a_key),
+    unprotected=order,
+    secret=idempotent(store_body=False)(order),
+    dated=idempotent(late_keys="refuse")(order),
+    elsewhere=idempotent(using="other")(creates(using="other")),
+    creates_nothing=idempotent(answers(status=201)),
+    constant=idempotent(record=lambda response: False)(answers("done")),
+    never_kept=idempotent(record=lambda response: False)(order),
+    anything_goes=idempotent(fingerprint=None)(order),
+    changing=idempotent(fingerprint=lambda request: str(next(COUNTER)).encode())(order),
+    by_body=idempotent(operation="by body", scope=lambda request: request.POST["reference"])(order),
+    everybody=idempotent(scope=everybody)(order),
+    everybodys_mismatch=idempotent(
+        scope=everybody, fingerprint=lambda request: str(request.user.pk).encode() + request.body
+    )(order),
+)
 
 
 class TestRefused:
@@ -97,7 +160,7 @@ class TestGoodEndpoints:
 
 
 def own_error(request: Any, problem: Any) -> Any:
-    return endpoint_urls.HttpResponse("no", status=418)
+    return HttpResponse("no", status=418)
 
 
 PROTECT = "Put @idempotent directly above the view, or IdempotencyMixin before the view's other base classes."
@@ -156,7 +219,7 @@ class TestBrokenEndpoints:
 
     def test_no_longer_there(self, fails: Callable[..., str]) -> None:
         """No replay, whatever else the retry is told."""
-        endpoint_urls.HOOKS["inside"] = lambda: IdempotencyKey.objects.update(status="in_progress")
+        HOOKS["inside"] = lambda: IdempotencyKey.objects.update(status="in_progress")
         message = fails("/gone", "no replay: the retry got 409.")
         assert "with this key: in_progress, scope 'anonymous', operation 'POST gone'." in message
 

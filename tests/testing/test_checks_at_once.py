@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from threading import Barrier, Semaphore, current_thread, main_thread
 from typing import Any
 
 import pytest
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
+from django.urls import include, path
 
+from django_idempotency import idempotent
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Ledger, Order
 from tests.testing import endpoint_urls
-from tests.testing.endpoint_urls import DATA, logged_in
+from tests.testing.endpoint_urls import DATA, HOOKS, good, in_steps, logged_in
+from tests.views import paths
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.test_checks_at_once")]
 DUPLICATES = 4
+
+
+@idempotent
+def capture(request: HttpRequest, pk: int) -> HttpResponse:
+    """Works once for each order, whatever the key."""
+    if Ledger.objects.filter(entry=pk).exists():
+        return HttpResponse("captured already", status=400)
+    return JsonResponse({"id": Ledger.objects.create(entry=pk).pk}, status=201)
+
+
+def works_anyway(request: HttpRequest) -> HttpResponse:
+    """Does something for each duplicate, outside of what is protected."""
+    response = good(request)
+    if response["Idempotency-Replayed"] == "true" or response.status_code == 409:
+        HOOKS["for a duplicate"]()
+    return response
+
+
+def sent_away(request: HttpRequest) -> HttpResponse:
+    """Sends everybody away who is not alone."""
+    status = HOOKS["between"]()
+    return HttpResponse(status=status) if status else good(request)
+
+
+urlpatterns = [
+    *endpoint_urls.urlpatterns,
+    *paths(works_anyway, sent_away, pollable=idempotent(lease=timedelta(minutes=2), in_progress_status=202)(in_steps)),
+    path("capture/<int:pk>", capture),
+    path("status/", include("django_idempotency.urls")),
+]
 
 
 def only_at_once(action: Callable[[], Any]) -> Callable[[], Any]:
@@ -35,7 +70,7 @@ class TestAtOnce:
     def test_duplicates_meet_a_running_request(self, client: Client, path: str) -> None:
         """The first one works until it sees that all others were told: by 409, or by 202 and a page to look at."""
         told = Semaphore(0)
-        endpoint_urls.HOOKS["inside"] = only_at_once(lambda: [told.acquire(timeout=30) for _ in range(DUPLICATES - 1)])
+        HOOKS["inside"] = only_at_once(lambda: [told.acquire(timeout=30) for _ in range(DUPLICATES - 1)])
 
         class Telling(Client):
             def post(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +105,7 @@ class TestAtOnce:
     )
     def test_check_then_act(self, fails: Callable[..., str], creates: Any, headers: dict[str, str]) -> None:
         """Executed twice, and only then: everyone has looked before anyone writes. Each evidence is enough."""
-        endpoint_urls.HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
+        HOOKS["between"] = only_at_once(Barrier(DUPLICATES, timeout=30).wait)
         message = fails(
             "/check_then_act",
             "executed twice at once: more than one of 4 duplicates sent together ran",
@@ -85,7 +120,7 @@ class TestAtOnce:
 
     def test_work_outside_of_what_is_protected(self, fails: Callable[..., str]) -> None:
         """Executed twice, though one answer was first-hand: there are more rows."""
-        endpoint_urls.HOOKS["for a duplicate"] = only_at_once(Order.objects.create)
+        HOOKS["for a duplicate"] = only_at_once(Order.objects.create)
         message = fails("/works_anyway", "executed twice at once", transaction=True, duplicates=DUPLICATES)
         assert f"It created {DUPLICATES} more Order rows." in message
 
@@ -98,5 +133,5 @@ class TestAtOnce:
     )
     def test_nobody_gets_through(self, fails: Callable[..., str], status: int, headline: str) -> None:
         """All are sent away."""
-        endpoint_urls.HOOKS["between"] = only_at_once(lambda: status)
+        HOOKS["between"] = only_at_once(lambda: status)
         fails("/sent_away", headline, transaction=True, duplicates=DUPLICATES)

@@ -5,27 +5,161 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 
-from django_idempotency import Operation
+from django_idempotency import Operation, Result, get_operation, idempotent, run_once
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import leased_urls
 from tests.testing.endpoint_urls import DATA
+from tests.testing.leased_urls import LEASE, MADE, charge, leased, sends_its_key, sends_no_key
+from tests.views import charges, creates, paths
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.leased_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.test_crashes")]
+COUNTER = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
-    leased_urls.MADE.clear()
-    leased_urls.COUNTER = itertools.count()
+def _counts_anew() -> None:
+    global COUNTER
+    COUNTER = itertools.count()
+
+
+# --- views that survive each crash
+
+
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+
+    key = operation.derive_key("charge")  # before the call, so that it can be made again
+    operation.derive_key("mail")
+
+    async def acharge() -> dict[str, str]:
+        return charge(key)
+
+    charged = await operation.acall("charge", acharge)
+    await operation.acall("mail", lambda: acharge())
+    order = await operation.awrite("order", Order.objects.acreate, reference=charged["id"])
+    return JsonResponse({"order": order.pk, "charge": charged["id"]}, status=201)
+
+
+def looks_up(operation: Operation) -> None:
+    """Record the charge that the books show."""
+    if "charge" in operation.in_doubt and MADE:
+        operation.call("charge", lambda: {"id": f"ch_{MADE[-1]}"})
+
+
+def answers(operation: Operation) -> HttpResponse | None:
+    """End the operation itself, once the order is there."""
+    done = Order.objects.filter(reference=f"ch_{operation.derive_key('charge')}").first()
+    body = None if done is None else {"order": done.pk, "charge": done.reference, "attempt": operation.attempt}
+    return None if body is None else JsonResponse(body, status=201)
+
+
+def writes_at_last(request: HttpRequest) -> HttpResponse:
+    """The order is written when a step ends, or when the step is stopped."""
+    operation = get_operation(request)
+    try:
+        operation.call("charge", charge, operation.derive_key("charge"))
+    finally:
+        if not Order.objects.filter(reference=operation.key).exists():
+            Order.objects.create(reference=operation.key)
+    return JsonResponse({})
+
+
+def place(operation: Operation) -> dict[str, Any]:
+    charged = operation.call("charge", charge, operation.derive_key("charge"))
+    return {"order": operation.write("order", Order.objects.create, reference=charged["id"]).pk}
+
+
+def once(request: HttpRequest) -> HttpResponse:
+    """`run_once` inside of an unprotected view, which marks its responses."""
+    key = request.headers.get("Idempotency-Key", "").strip('"')
+    if not key:
+        return HttpResponse(status=400)
+    result: Result[Any] = run_once(place, scope="shop", key=key, payload=request.POST.dict(), lease=LEASE)
+    return JsonResponse(result.value, headers={"Idempotency-Replayed": str(result.replayed).lower()})
+
+
+# --- views that are broken on purpose
+
+
+class Charge:
+    def __call__(self) -> dict[str, str]:
+        return charge()
+
+
+CALLABLES: list[Callable[[], Any]] = [Charge, lambda: partial(Charge()), lambda: lambda: charge(), lambda: charge]
+"""Each makes what an attempt calls: an object, partial functions, and functions."""
+
+
+def calls(request: HttpRequest) -> HttpResponse:
+    return charges(CALLABLES[int(request.GET["with"])](), keyed=False)(request)
+
+
+def writes_outside(request: HttpRequest) -> HttpResponse:
+    """The order is no step."""
+    operation = get_operation(request)
+    operation.call("charge", charge, operation.derive_key("charge"))
+    return creates(200)(request)
+
+
+def renames_steps(request: HttpRequest) -> HttpResponse:
+    operation = get_operation(request)
+    operation.call(f"charge {next(COUNTER)}", charge)
+    return JsonResponse({})
+
+
+def swallows_everything(request: HttpRequest) -> HttpResponse:
+    """Code around the protected view answers whatever happens."""
+    try:
+        return leased(request)
+    except BaseException:
+        return JsonResponse({})
+
+
+def fails_later(request: HttpRequest) -> HttpResponse:
+    """Expects to be the first attempt."""
+    operation = get_operation(request)
+    operation.write("order", Order.objects.create)
+    if operation.attempt > 1 and "raise" in request.GET:
+        raise LookupError("no cart")
+    return JsonResponse({"first": True} if operation.attempt == 1 else {"again": True})
+
+
+def takes_once(request: HttpRequest) -> HttpResponse:
+    """Takes the same body only once."""
+    if Order.objects.filter(reference="once").exists():
+        return HttpResponse(status=400)
+    get_operation(request).write("order", Order.objects.create, reference="once")
+    return HttpResponse(status=201)
+
+
+def differs(request: HttpRequest) -> HttpResponse:
+    """Takes other steps with each request."""
+    for number in range(2 - next(COUNTER)):
+        get_operation(request).write(f"order {number}", Order.objects.create)
+    return HttpResponse()
+
+
+LEASED = (asynchronous, writes_at_last, writes_outside, renames_steps, fails_later, takes_once, differs)
+urlpatterns = leased_urls.urlpatterns + paths(
+    once,
+    swallows_everything,
+    *(idempotent(lease=LEASE)(view) for view in LEASED),
+    calls=idempotent(lease=LEASE, on_abandoned="retry")(calls),
+    looks_up=idempotent(lease=LEASE, on_abandoned="hold", reconcile=looks_up, operation="POST looks_up")(sends_no_key),
+    answers=idempotent(lease=LEASE, reconcile=answers, operation="POST answers")(sends_its_key),
+    atomic=idempotent(creates()),
+)
 
 
 @pytest.fixture
@@ -51,14 +185,14 @@ class TestGoodViews:
         """6 boundaries and 2 undisturbed requests: 8 keys, 8 orders, and one charge made twice under its key."""
         crashes(path)
         assert Order.objects.count() == 8
-        assert [count for _, count in Counter(leased_urls.MADE).most_common(2)] == [2, 1]
+        assert [count for _, count in Counter(MADE).most_common(2)] == [2, 1]
         assert set(IdempotencyKey.objects.values_list("status", flat=True)) == {"completed"}
         assert not IdempotencyStep.objects.filter(finished_at=None).exists()
 
     def test_a_held_key(self, crashes: Callable[..., Any]) -> None:
         """Its retry gets 409 while the call is in doubt. No call is made twice."""
         crashes("/held")
-        assert len(leased_urls.MADE) == 7
+        assert len(MADE) == 7
         assert Order.objects.count() == 6
 
     @pytest.mark.parametrize(
@@ -113,7 +247,7 @@ class TestBrokenViews:
             "harmless, pass repeatable=['charge']."
         )
 
-    @pytest.mark.parametrize("function", range(len(leased_urls.CALLABLES)))
+    @pytest.mark.parametrize("function", range(len(CALLABLES)))
     def test_a_function_that_each_attempt_makes_anew(self, fails: Callable[..., str], function: int) -> None:
         """It is called twice, whatever it is."""
         assert "before the COMMIT, call 'charge' was made twice" in fails(f"/calls?with={function}")

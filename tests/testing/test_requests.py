@@ -9,14 +9,56 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
 
+from django_idempotency import idempotent
 from django_idempotency.testing import assert_idempotent
 from tests.shopapp.models import Order
 from tests.testing import endpoint_urls
-from tests.testing.endpoint_urls import DATA
+from tests.testing.endpoint_urls import DATA, order
+from tests.views import creates, paths
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.endpoint_urls")]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.testing.test_requests")]
+SECRET = b"shared with the sender"
+
+
+def visitor(request: HttpRequest) -> HttpResponse:
+    """Starts a session: a retry of a lost answer does not carry its cookie."""
+    request.session["orders"] = 1
+    return order(request)
+
+
+def files(request: HttpRequest, order: Order) -> HttpResponse:
+    return JsonResponse({name: [f.name, f.content_type, f.size] for name, f in request.FILES.items()})
+
+
+def event_id(request: HttpRequest) -> str | None:
+    try:
+        return str(json.loads(request.body)["id"])
+    except ValueError:
+        return None
+
+
+def by_event(request: HttpRequest) -> HttpResponse:
+    """Checks the signature of time and body first."""
+    if request.headers.get("Stripe-Signature") != signature(request.body):
+        return HttpResponse(status=401)
+    return idempotent(key=event_id, operation="event")(order)(request)
+
+
+def signature(body: bytes) -> str:
+    """Of the bytes and the time, as Stripe makes it."""
+    return f"t=1700000000,v1={hmac.new(SECRET, b'1700000000.' + body, 'sha256').hexdigest()}"
+
+
+urlpatterns = endpoint_urls.urlpatterns + paths(
+    by_event,
+    visitor=idempotent(visitor),
+    upload=idempotent(creates(then=files)),
+    raw=idempotent(creates(then=lambda request, order: HttpResponse(request.body))),
+    by_field=idempotent(key=lambda request: request.POST.get("event"))(order),
+)
 
 
 def test_an_optional_key(client: Client) -> None:
@@ -81,11 +123,9 @@ def test_each_retry_carries_the_first_requests_cookies(client: Client) -> None:
 
 
 def event(key: str, amount: int = 1) -> dict[str, Any]:
-    """The body and a signature of its bytes and the time, as Stripe makes it."""
+    """The body and its signature."""
     body = json.dumps({"id": f"evt_{key}", "amount": amount}).encode()
-    mac = hmac.new(endpoint_urls.SECRET, b"1700000000." + body, "sha256").hexdigest()
-    headers = {"Stripe-Signature": f"t=1700000000,v1={mac}"}
-    return {"data": body, "content_type": "application/json", "headers": headers}
+    return {"data": body, "content_type": "application/json", "headers": {"Stripe-Signature": signature(body)}}
 
 
 def test_the_key_is_in_a_signed_body(client: Client) -> None:

@@ -17,7 +17,7 @@ MODE = os.environ.get("FRAMEWORKS_MODE", "once")
 """`bare`: nothing is protected. `once`: every view is. `twice`: so is every view, and each request is sent again."""
 FIGURES: Counter[str] = Counter()
 """For the report."""
-NOT_FINAL = {401, 403, 408, 423, 425, 429}
+NOT_FINAL = {401, 403, 408, 412, 423, 425, 429}
 """And all from 500. The default of the option `record`: nothing to replay."""
 OF_THE_BODY = {"_body", "_encoding", "_files", "_post", "_read_started", "_stream", "_upload_handlers", "close"}
 """What a request knows of its body, and a retry learns anew from its own."""

@@ -66,9 +66,7 @@ class TestWalker:
 
         class Single(Mixed):
             idempotency = None
-
-            @idempotent
-            def post(self, request: Any) -> Any: ...
+            post = idempotent(Mixed.post)
 
         @method_decorator(idempotent(ttl=7), name="dispatch")
         class Whole(Single):
@@ -135,19 +133,13 @@ class TestWalker:
         views = pytest.importorskip("rest_framework.views")
         from django_idempotency.rest_framework import IdempotencyMixin as RestMixin
 
-        class Maybe(RestMixin, views.APIView):
-            idempotency = None
-
+        class Maybe(view_class(RestMixin, views.APIView, post=answers(), idempotency=None)):
             def get_idempotency_options(self) -> Any:
                 return {}
 
-            def post(self, request: Any) -> Any: ...
-
         class ByHandler(Maybe):
             get_idempotency_options = RestMixin.get_idempotency_options
-
-            @idempotent
-            def post(self, request: Any) -> Any: ...
+            post = idempotent(Maybe.post)
 
         listed = list_endpoints(
             urlconf(

@@ -55,9 +55,8 @@ def test_a_method_before_the_first_request() -> None:
     decorator = method_decorator(idempotent(**leased("registry.method")))
     assert only("registry.method").options.reconcile is ask
 
-    class Pay(View):
-        @decorator
-        def post(self, request: Any) -> HttpResponse: ...
+    class Pay(view_class(post=answers())):
+        post = decorator(view_class(post=answers()).post)
 
     assert len(registered("registry.method")) == 1
     assert Pay
@@ -172,7 +171,7 @@ def test_django_ninja() -> None:
     from ninja import NinjaAPI, Schema
 
     from django_idempotency.ninja import idempotent_operation
-    from tests.ninja.api_urls import Status
+    from tests.ninja.operations import Status
 
     class Paid(Schema):
         id: int
@@ -181,7 +180,7 @@ def test_django_ninja() -> None:
 
     @api.post("/pay", response={201: Paid, 402: None})
     @idempotent_operation(**leased("registry.ninja"))
-    def pay(request: Any) -> Any: ...
+    def operation_of_ninja(request: Any) -> Any: ...
 
     assert path("api/", api.urls)
     snapshot = only("registry.ninja").reconciled(Status(201, {"id": 1, "secret": 2})).snapshot

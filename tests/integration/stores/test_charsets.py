@@ -52,13 +52,13 @@ def of_the_connection() -> Iterator[None]:
 def test_a_key_fails_also_if_the_error_has_other_letters(lacking: Callable[..., Iterator[None]]) -> None:
     """The next retry runs at once, and need not wait for the lease."""
 
-    def pay(operation: Operation) -> int:
+    def fails_at_first(operation: Operation) -> int:
         if operation.attempt == 1:
             raise type("Нет", (Broken,), {})
         return operation.attempt
 
     with lacking():
         with pytest.raises(Broken):
-            run_once(pay, scope="s", key="k", operation="pay", lease=60)
+            run_once(fails_at_first, scope="s", key="k", operation="pay", lease=60)
         assert r".\u041d\u0435\u0442: line " in str(IdempotencyKey.objects.get().last_error)
-        assert run_once(pay, scope="s", key="k", operation="pay", lease=60).value == 2
+        assert run_once(fails_at_first, scope="s", key="k", operation="pay", lease=60).value == 2

@@ -16,7 +16,7 @@ from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import lapse, row
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped
-from tests.works import pay
+from tests.works import charge_and_place
 
 pytestmark = [
     pytest.mark.only_on("postgresql"),
@@ -103,8 +103,8 @@ def test_a_claim_drops_a_broken_connection(tap: Tap) -> None:
     connection.ensure_connection()
     tap.cut()
     with pytest.raises(StoreBusy):
-        run_once(pay, scope="s", key="k", lease=60, operation="pay")
-    assert run_once(pay, scope="s", key="k", lease=60, operation="pay").replayed is False
+        run_once(charge_and_place, scope="s", key="k", lease=60, operation="pay")
+    assert run_once(charge_and_place, scope="s", key="k", lease=60, operation="pay").replayed is False
 
 
 @pytest.mark.uncounted
@@ -113,7 +113,7 @@ def test_a_connection_that_cannot_be_opened_is_left_closed(monkeypatch: pytest.M
     connection.close()
     monkeypatch.setitem(connection.settings_dict, "HOST", "/nowhere")
     with pytest.raises(StoreBusy):
-        run_once(pay, scope="s", key="k", lease=60, operation="pay")
+        run_once(charge_and_place, scope="s", key="k", lease=60, operation="pay")
     assert connection.connection is None
 
 

@@ -124,19 +124,19 @@ class TestLost:
         same view and is served."""
 
         @idempotent(scope=lambda request: "s")
-        def view(request: HttpRequest) -> HttpResponse:
+        def deallocates(request: HttpRequest) -> HttpResponse:
             Order.objects.create()
             if lost == "ALL" or not answers:
                 sql(f"DEALLOCATE {lost if lost == 'ALL' else name_of(lost)}")
             return HttpResponse("made")
 
         answers: list[Any] = []
-        answers.append(view(rf.post("/", headers={"Idempotency-Key": "k"})))
+        answers.append(deallocates(rf.post("/", headers={"Idempotency-Key": "k"})))
         assert (answers[0].status_code, answers[0].headers["Retry-After"]) == (503, "1")
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
         (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
         assert "DEALLOCATE ALL" in str(logged.exc_info[1])  # type: ignore[index]
-        again = [view(rf.post("/", headers={"Idempotency-Key": "k"})) for _ in range(2)]
+        again = [deallocates(rf.post("/", headers={"Idempotency-Key": "k"})) for _ in range(2)]
         assert [(answer.content, answer.headers["Idempotency-Replayed"]) for answer in again] == [
             (b"made", "false"),
             (b"made", "true"),

@@ -125,13 +125,13 @@ def test_no_retry_charges_again(upgraded: dict[str, Any]) -> None:
     """What is half done goes on from its charge, and what is in doubt waits for a person."""
     book: list[str] = []
 
-    def pay(key: str) -> Any:
+    def retry(key: str) -> Any:
         work = lambda operation: operation.call("charge", book.append, key)  # noqa: E731
         return run_once(work, scope="s", key=key, operation="pay", lease=60, on_abandoned="hold").value
 
-    assert [pay("half"), pay("killed-charged")] == ["ch_1", "ch_1"]
+    assert [retry("half"), retry("killed-charged")] == ["ch_1", "ch_1"]
     for key in ("doubt", "killed"):
         with pytest.raises(OutcomeUnknown):
-            pay(key)
+            retry(key)
     assert book == []
-    assert [pay("stuck"), pay("failed"), book] == [None, None, ["stuck", "failed"]]
+    assert [retry("stuck"), retry("failed"), book] == [None, None, ["stuck", "failed"]]

@@ -88,13 +88,13 @@ def requests() -> dict[str, Any]:
 
     client = httpx.Client(transport=httpx.WSGITransport(get_wsgi_application()), base_url="http://shop")
 
-    def post(key: str) -> Any:
+    def send(key: str) -> Any:
         SEEN.clear()
         response = client.post("/create", json={}, headers={"Idempotency-Key": key})
         return [response.status_code, response.headers["Idempotency-Replayed"], list(SEEN)]
 
-    post("new-connection")
-    return {"first": post("one"), "retry": post("one")}
+    send("new-connection")
+    return {"first": send("one"), "retry": send("one")}
 
 
 def main(tool: str, database: str) -> None:
