@@ -12,7 +12,7 @@ IdempotencyError
 └── NotRun                          `run_once` has not run the work and has no stored result
     ├── OperationInProgress         another worker runs the operation right now: try again later
     ├── OutcomeUnknown              an external call is in doubt and must not be made twice
-    ├── PayloadMismatch             the key was used before, for another payload
+    ├── PayloadMismatch             the key was used before, with a different payload
     └── StoreBusy                   the database cannot take a key now: try again later
 """
 

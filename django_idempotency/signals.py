@@ -27,7 +27,7 @@ key_event = Signal(use_caching=True)
         "invalid": a request whose key cannot be used was refused with 400.
         "too_old": `late_keys="refuse"` refused a key that was unknown and too old.
         "replay_refused": a retry found a stored response, but `may_replay` refused to replay it.
-        "busy": the store did not answer in time, or cannot take a key. Nothing was done.
+        "busy": the store did not answer in time, or could not take a key. Nothing was done.
         "paused": `PAUSED` is on, and a request was refused before its key was read. Nothing has run.
         "error": the claim or the replay failed, for example because of a database error, or because a response could
             not be decrypted. Nothing has run.

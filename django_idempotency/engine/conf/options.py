@@ -131,7 +131,7 @@ class Idempotency:
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
     """For a larger response, or a streaming one, a tombstone is stored."""
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
-    """The database alias of the business write. Default: the write alias."""
+    """The alias of the database for the business write. Default: the write alias of the key table."""
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
     """True runs each request, and only logs which ones would have been refused or replayed."""
 

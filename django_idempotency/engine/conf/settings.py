@@ -26,7 +26,7 @@ class Settings:
 
     Attributes:
         header: the request header that carries the key.
-        replayed_header: the response header that says "true" or "false".
+        replayed_header: the response header that says whether the response is a replay: "true" or "false".
         docs_url: the project's page about its keys, to which error answers link in `type` and `Link`.
         key_validator: `callable(key) -> bool`. With False, or a ValidationError, the request gets 400.
         credential_headers: request headers that identify a caller without a user. All those that a request carries

@@ -62,7 +62,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The row has expired: the key counts as never seen, and the request claims the row."""
+    """The row has expired: the key counts as new, and the request claims the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ Ruling = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
-    """Return what becomes of a request whose key is stored already: the first rule that fits decides."""
+    """Return what becomes of a request whose key is stored already. The first rule that applies decides."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
         # The hashes match, but not the caller, operation or key. The refusal must reveal nothing about this row.
