@@ -264,7 +264,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
             f"database {alias!r} stores times of keys in UTC, but Django reads them as {connection.timezone_name!r}.",
-            hint="The admin shows wrong times, although keys expire on time. Set USE_TZ = True, and no DATABASES TIME_ZONE.",
+            hint="The admin shows wrong times, although keys expire on time. Set USE_TZ = True, and no TIME_ZONE.",
             id="django_idempotency.W004",
         )
 
