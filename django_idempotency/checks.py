@@ -3,15 +3,15 @@
 The id of a check never changes its meaning: E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is
 routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above authentication,
 E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that MariaDB or MySQL
-does not keep in InnoDB, E012 options under a name that nothing reads, E013 a schema for each tenant and no SCOPE, E014
-tables of keys that Citus does not commit together with the business write, E015 a wrong entry of BACKENDS, E016 a
-backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
-COMMITTED, W004 a database whose times Django does not take for UTC, W006 tables of the project's models that MariaDB or
-MySQL keeps without transactions, W007 missing indexes or constraints of the tables of keys, W008 columns of keys whose
-collation treats two different texts as equal, W009 a leased view with a short `ttl`, whose keys a gateway remembers for
-longer, W010 a Redis that evicts keys, W011 a Redis without an append-only file, W012 keys in memory outside DEBUG, W013
-a table of DynamoDB without Time to Live, W014 protection that is switched off or paused, W015 a leased view without
-`operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows that ENCRYPTION_KEYS cannot
+does not keep in InnoDB, E012 options under a name that nothing reads, E013 tenants with a schema each and no SCOPE,
+E014 tables of keys that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS, E016
+a backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
+COMMITTED, W004 a database whose times Django does not read as UTC, W006 tables of the project's models that MariaDB or
+MySQL keeps without transactions, W007 missing indexes or constraints on the tables of keys, W008 columns of keys whose
+collation treats two different texts as equal, W009 a leased view with a short `ttl`, after which a gateway may still
+remember its keys, W010 a Redis that evicts keys, W011 a Redis without an append-only file, W012 keys in memory outside
+DEBUG, W013 a DynamoDB table without Time to Live, W014 protection that is switched off or paused, W015 a leased view
+without `operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows that ENCRYPTION_KEYS cannot
 decrypt.
 """
 
@@ -61,7 +61,7 @@ def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 def check_servers(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks that query the databases. A wrong IDEMPOTENCY setting is left to `check_project`."""
+    """Run all checks that query the databases. An invalid IDEMPOTENCY setting is left to `check_project`."""
     try:
         get_settings()
     except IdempotencyConfigurationError:
@@ -70,7 +70,7 @@ def check_servers(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Check that keys belong to one tenant, and that they have a database which exists and is routed to.
+    """Check that each key belongs to one tenant, and that its database exists and may contain the key table.
 
     Users of two tenants can share a primary key and, in a shared key table, a key: without SCOPE, one would get the
     other's stored response.
@@ -118,7 +118,7 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_decryption(alias: str) -> Iterator[CheckMessage]:
-    """After a rotation, the newest rows are those that processes with the other list of keys have written."""
+    """Try the newest rows: after a rotation, processes with the other list of keys have written them."""
     newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
     for row in (row for row in newest if row.status_code is not None):
         try:
@@ -133,7 +133,7 @@ def _check_decryption(alias: str) -> Iterator[CheckMessage]:
 
 
 def check_backends() -> Iterator[CheckMessage]:
-    """Ask each backend what is wrong with its server. One that cannot be made is left to `check_project`."""
+    """Ask each backend what is wrong with its server. A backend that cannot be made is left to `check_project`."""
     for name in get_settings().backends or {}:
         try:
             yield from backend_for(name).check()
@@ -142,7 +142,7 @@ def check_backends() -> Iterator[CheckMessage]:
         except Exception as error:  # noqa: BLE001 (each backend has a client with errors of its own)
             yield Error(
                 f"backend {name!r} does not answer: {error}",
-                hint="Requests whose keys are there get 503 until it does.",
+                hint="Requests whose keys are there get 503 until it answers.",
                 id="django_idempotency.E016",
             )
 
@@ -180,12 +180,12 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def check_switches() -> Iterator[CheckMessage]:
-    """Name each switch that is meant to be temporary, and could be forgotten."""
+    """Report each switch that is meant to be temporary, and may have been forgotten."""
     conf, observe = get_settings(), resolve().observe
     found = {
         "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
         "IDEMPOTENCY['OBSERVE'] is True: each retry runs again.": observe,
-        "IDEMPOTENCY['PAUSED'] is True: every request of a protected endpoint gets 503.": conf.paused is True,
+        "IDEMPOTENCY['PAUSED'] is True: every request to a protected endpoint gets 503.": conf.paused is True,
     }
     views = {view for view, options in _declared()[0] if options.observe and not observe}
     found |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
@@ -193,7 +193,7 @@ def check_switches() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Describe the wrong names among the options of a view class. An option with a wrong name has no effect."""
+    """Describe the wrong names under which a view class declares options. Such options have no effect."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
@@ -206,7 +206,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
-    """Each protected route's view and options, and the messages of E007: which options contradict each other."""
+    """Return the view and options of each protected route, and the messages of E007 about options that conflict."""
     options: list[tuple[str, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():
@@ -220,7 +220,7 @@ def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
 
 
 def _aliases() -> set[str]:
-    """The database aliases on which the project stores keys."""
+    """Return the database aliases in which the project stores keys."""
     declared = (options for _, options in _declared()[0] if options.backend is None)
     return {alias_of(options) for options in (resolve(), *declared)}
 
@@ -251,7 +251,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor == "sqlite" and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, and keep what is there.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, and keep the rest.",
             id="django_idempotency.W001",
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):

@@ -12,7 +12,7 @@ IdempotencyError
 └── NotRun                          `run_once` has not run the work and has no stored result
     ├── OperationInProgress         another worker runs the operation right now: try again later
     ├── OutcomeUnknown              an external call is in doubt and must not be made twice
-    ├── PayloadMismatch             the key was used before, for another payload
+    ├── PayloadMismatch             the key was used before, with a different payload
     └── StoreBusy                   the database cannot take a key now: try again later
 """
 
@@ -57,14 +57,14 @@ class ClaimLost(IdempotencyError):
 
 
 class LeaseLost(ClaimLost):
-    """The key is no longer this worker's: its lease expired and another took over, or a person has decided about it.
+    """This worker no longer holds the key: its lease expired and another worker took over, or a person has decided.
 
     The step has committed nothing. Don't catch this exception: the package must answer the client.
     """
 
 
 class NotDecryptable(IdempotencyError):
-    """No key of `ENCRYPTION_KEYS` can decrypt the stored data. Until that is corrected, the work does not run."""
+    """None of the keys in `ENCRYPTION_KEYS` can decrypt the stored data. Until they can, the work does not run."""
 
 
 class NotResolvable(IdempotencyError):
@@ -74,15 +74,15 @@ class NotResolvable(IdempotencyError):
 class ResultLost(IdempotencyError):
     """An earlier attempt made this call, and the value that it returned could not be stored.
 
-    The call is not repeated, and no answer of the view completes the key. A person can enter the value with
-    `maintenance.record_outcome` or in the admin, and so can `reconcile`.
+    The call is not repeated, and no response from the view completes the key. A person can enter the value with
+    `maintenance.record_outcome` or in the admin, or `reconcile` can enter it.
     """
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
     """A result is neither JSON nor a saved model instance, or a step's result is larger than 1 MiB.
 
-    A `write` step is then rolled back. A `call` step is done all the same, and its result is lost.
+    A `write` step is then rolled back. A `call` step has been made all the same, and its result is lost.
     """
 
 
@@ -91,8 +91,8 @@ class TransactionBroken(IdempotencyError):
 
     All writes of the view are lost, so a success response would be wrong. A retry can claim the key again.
 
-    Each write after a statement that ends the transaction, such as SQLite's `executescript`, is committed at once, and
-    a person must decide about the key. In leased mode, only `write` steps raise this exception.
+    If a statement such as SQLite's `executescript` ends the transaction, every later write is committed at once, and a
+    person must decide about the key. In leased mode, only `write` steps raise this exception.
     """
 
 
@@ -109,14 +109,14 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    Its cause is a call without a result, under `on_abandoned="hold"`, or under "retry-keyed" if the other system could
-    not recognize a second start; or work that ends the transaction in which it runs, and then fails. A person or
-    `reconcile` must decide about the key.
+    There are two possible causes. A call has no result, and `on_abandoned` is "hold", or it is "retry-keyed" and the
+    other system could not recognize a second start. Or the work ended the transaction in which it ran, and then failed.
+    A person or `reconcile` must decide about the key.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The sender has used one key for two different payloads. A retry with the second one cannot succeed."""
+    """The sender has used one key for two different payloads. A retry with the second payload cannot succeed."""
 
 
 class StoreBusy(NotRun):

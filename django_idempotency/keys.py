@@ -1,8 +1,8 @@
 """Where does the key come from if clients cannot set the header `Idempotency-Key`?
 
-The option `key` is a function that returns the client's key, as `from_form_field` and `from_header` make it, or None if
-the client sent none. A request without a key is answered with 400, or runs unprotected if `required` is False. A key
-has 1 to 255 visible ASCII characters; any other is answered with 400.
+The option `key` is a function that returns the client's key, or None if the client sent none. `from_form_field` and
+`from_header` make such functions. A request without a key is answered with 400, or runs unprotected if `required` is
+False. A key consists of 1 to 255 visible ASCII characters; any other key is answered with 400.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KeyReader:
 def from_form_field(name: str = FORM_FIELD) -> KeyReader:
     """Read the key from a field of an HTML form, such as the one that `{% idempotency_key %}` renders.
 
-    The form is parsed before the view runs, which therefore cannot set `request.upload_handlers`.
+    The form is parsed before the view runs, so the view cannot set `request.upload_handlers`.
 
     Args:
         name: the name of the field.
@@ -81,8 +81,8 @@ def caller_scope(request: Any) -> str:
     """Return the scope that a request has if the option `scope` is not set.
 
     Start your own `scope` function from it, so that callers whom the package tells apart stay apart: `request.user`
-    alone knows nothing of tokens, of the clients that act for a user, or of anonymous callers. Inside a `scope`
-    function, it honours the endpoint's `anonymous`; elsewhere, the project's.
+    alone says nothing about tokens, about clients that act for a user, or about anonymous callers. Inside a `scope`
+    function, the endpoint's `anonymous` applies; elsewhere, the project's.
 
     Loading the user may run queries.
 
@@ -90,8 +90,9 @@ def caller_scope(request: Any) -> str:
         request: the request that your `scope` function is called with.
 
     Raises:
-        PermissionDenied: the caller cannot be told apart: nothing identifies it under `anonymous="refuse"`, or its
-            `Authorization` may change with each request. Inside of a `scope` function, the package answers 403 itself.
+        PermissionDenied: the caller cannot be told apart from others. Either nothing identifies it, and `anonymous` is
+            "refuse", or its `Authorization` header may change with each request. Inside a `scope` function, the package
+            itself answers 403.
         IdempotencyConfigurationError: the user or the token does not identify the caller.
     """
     from .engine.request import adapters  # settings.py may import this module, before there are models
@@ -100,7 +101,7 @@ def caller_scope(request: Any) -> str:
 
 
 def key_reference(key: str) -> str:
-    """Return the reference of a key, which logs and traces show because the key can be secret.
+    """Return the reference of a key, which logs and traces show instead of the key, because the key can be secret.
 
     No database is read. `django_idempotency.maintenance.find_key` finds a key by its reference.
 

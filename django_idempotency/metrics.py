@@ -7,7 +7,8 @@ project:
 
             metrics.install()
 
-The counters count the events of their process. The gauges of `KeyCollector` are queried at each scrape, by indexes.
+The counters count the events of their process. The gauges of `KeyCollector` query the database at each scrape, and use
+indexes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["KeyCollector", "install"]
 
 GAUGED = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
-    "in_doubt": (IN_DOUBT.condition, "Keys without a worker of which it is unknown whether a step took effect."),
+    "in_doubt": (IN_DOUBT.condition, "Keys without a worker for which it is unknown whether a step took effect."),
     "half_done": (HALF_DONE.condition, "Keys without a worker whose call has finished, but whose operation has not."),
     "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
@@ -52,9 +53,9 @@ GAUGES = {
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
     "atomic_in_flight": "Open transactions that hold keys of atomic mode. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
-    "the scrape uses a database role other than the application's which is not in pg_read_all_stats.",
+    "the scrape uses a database role other than the application's that is not in pg_read_all_stats.",
     "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has claimed most of them.",
-    "cleanup_lag_seconds": "Seconds since the oldest key that a cleanup would delete expired, or 0.",
+    "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete, or 0.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
     "does not count.",
@@ -66,7 +67,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges of the stored keys. Each scrape runs up to eight short queries on each database.
+    """Gauges about the stored keys. Each scrape runs up to eight short queries on each database.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -83,7 +84,7 @@ class KeyCollector:
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges.
 
-        Those of a database that does not answer keep the values of the last successful scrape, so that alerts stay
+        If a database does not answer, its gauges keep the values of the last successful scrape, so that alerts stay
         active.
         """
         families = _families()
@@ -119,7 +120,7 @@ def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     Raises:
         ValueError: the metrics are already installed in this registry.
     """
-    outcomes = Counter("idempotency_key_outcomes", "What came of keys.", ("operation", "outcome"), registry=registry)
+    outcomes = Counter("idempotency_key_outcomes", "What became of keys.", ("operation", "outcome"), registry=registry)
     purged = Counter("idempotency_keys_purged", "Expired keys deleted.", ("database",), registry=registry)
     registry.register(KeyCollector(*using))
 

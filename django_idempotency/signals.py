@@ -1,8 +1,8 @@
 """`key_event` reports what happens to keys, for example to count events or send an alert.
 
-An event that belongs to a transaction of the package is sent once that has ended, and within an outer `atomic()` block
-after the COMMIT of the block. Receivers run in the request, so a slow one slows it down; an error in one is logged by
-`django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
+An event that belongs to one of the package's transactions is sent when that transaction has ended or, within an outer
+`atomic()` block, after the block's COMMIT. Receivers run in the request, so a slow one slows it down; an error in one
+is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ key_event = Signal(use_caching=True)
         "missing": a request without a key was refused with 400.
         "invalid": a request whose key cannot be used was refused with 400.
         "too_old": `late_keys="refuse"` refused a key that was unknown and too old.
-        "replay_refused": a retry found a stored response, and `may_replay` refused it.
-        "busy": the store did not answer in time, or cannot take a key. Nothing was done.
+        "replay_refused": a retry found a stored response, but `may_replay` refused to replay it.
+        "busy": the store did not answer in time, or could not take a key. Nothing was done.
         "paused": `PAUSED` is on, and a request was refused before its key was read. Nothing has run.
-        "error": the claim or the replay failed with an error, such as a database error, or a response that cannot be
-            decrypted. Nothing has run.
-        "claim_lost": a backend lost the claim of a request that was still running: it was evicted, a failover forgot
-            it, or the work took longer than its lease. A duplicate may have run meanwhile.
-        "unstored": the backend did not take the result. The client got the response all the same, and a retry may run
+        "error": the claim or the replay failed, for example because of a database error, or because a response could
+            not be decrypted. Nothing has run.
+        "claim_lost": a backend lost the claim of a request that was still running: the claim was evicted, a failover
+            lost it, or the work took longer than its lease. A duplicate may have run meanwhile.
+        "unstored": the backend did not store the result. The client got the response all the same, and a retry may run
             the work again.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             forbids it.
@@ -49,7 +49,7 @@ key_event = Signal(use_caching=True)
         "missing", "invalid" and "paused", only the operation is known, and the other texts are empty. None with
         "purged".
     attempt: with "claimed" and "taken_over", 1 for the first run and one more for each later run. Otherwise None.
-    reason: with "released", "held" and "error", what happened, without any text of the client. Otherwise empty.
+    reason: with "released", "held" and "error", what happened, without any text from the client. Otherwise empty.
     resource: what the operation is about, as `operation.refer_to` has stored it: a tuple of type and id, or None.
     cleanup: with "purged", what `cleanup_idempotency_keys` returns. Otherwise None.
 """

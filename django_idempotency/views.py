@@ -1,4 +1,4 @@
-"""`IdempotencyMixin` for class-based views of plain Django.
+"""`IdempotencyMixin` for plain Django's class-based views.
 
 Views of the REST framework use its subclass, `django_idempotency.rest_framework.IdempotencyMixin`.
 """

@@ -18,7 +18,7 @@ HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope",
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a table with one line for each endpoint, and one that counts the protected ones."""
+    """Return a table with one line for each endpoint, and a last line that counts the protected ones."""
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
@@ -40,7 +40,7 @@ def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
 
 
 def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a Markdown text that tells clients how each endpoint uses idempotency keys.
+    """Return Markdown text that tells clients how each endpoint uses idempotency keys.
 
     The IETF draft on `Idempotency-Key` asks a server to publish its rules (sections 2.2, 2.3 and 2.5.2). Unprotected
     endpoints are listed unless `allowed` returns True for them.

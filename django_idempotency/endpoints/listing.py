@@ -34,7 +34,7 @@ SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
 """The name of the mode for each value of `on_abandoned`, which is None without a lease."""
 ANY = "ANY"
-"""Stands for the methods of a function that does not declare them, for example with `require_POST`."""
+"""Stands for the methods of a function that declares none. `require_POST`, for example, would declare one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Endpoint:
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     """Return the endpoints for unsafe HTTP methods, in the order of the URLconf. No database is read.
 
-    Translated routes are those of `LANGUAGE_CODE`.
+    Translated routes are in the language `LANGUAGE_CODE`.
 
     Args:
         urlconf: the dotted path of the URLconf. Default: the project's.
@@ -109,7 +109,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
-    # The first of several equal routes is the one that Django asks. Django Ninja repeats one for each operation.
+    # Django uses the first of several equal routes. Django Ninja repeats a route for each of its operations.
     first: dict[tuple[str, str], Endpoint] = {}
     for endpoint in endpoints:
         first.setdefault((endpoint.route, endpoint.method), endpoint)
@@ -135,7 +135,7 @@ class Answers(NamedTuple):
         method: None if the view does not declare its methods.
         view: its dotted name.
         declaration: None if it is not protected.
-        by_request: whether it can choose its options for each request.
+        by_request: whether the view can choose its options for each request.
     """
 
     method: str | None
@@ -150,7 +150,7 @@ class Answers(NamedTuple):
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
 
     def options_for(self, method: str) -> Options | None:
-        """Return the options for an HTTP method, or None. Raises `IdempotencyConfigurationError` if they contradict."""
+        """Return the options for an HTTP method, or None. Raises `IdempotencyConfigurationError` if they conflict."""
         return None if self.declaration is None else self.declaration.options_for(method)
 
 
@@ -180,7 +180,7 @@ def of_handler(
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # @api_view has made the class from a function, and named it after that.
+        # @api_view has made the class from a function, and named it after the function.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))

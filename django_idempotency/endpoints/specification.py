@@ -1,7 +1,7 @@
 """What must a client know about a protected endpoint, as English text and as OpenAPI?
 
 The IETF draft on `Idempotency-Key` lists it (sections 2.2, 2.3 and 2.5.2): whether a key is required, its format, when
-it expires, whether two callers can use the same one, and how a retry is compared with the first request. The command
+it expires, whether two callers can use the same key, and how a retry is compared with the first request. The command
 `idempotency_endpoints` prints the same texts that the OpenAPI schemas contain.
 """
 
@@ -66,7 +66,7 @@ def lifetime(options: Options) -> str:
 
 
 def uniqueness(options: Options) -> str:
-    """Return by what the server tells callers apart, who can use the same key."""
+    """Return how the server tells callers apart. Different callers can use the same key."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} returns it"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
@@ -89,7 +89,7 @@ def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     kept = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is its status page."
-    # In general words: the real `detail` names the status of the response that was not stored.
+    # In general terms: the real `detail` names the status of the response that was not stored.
     not_kept = "The request was processed, but its response was not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
@@ -123,8 +123,8 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    `operation` is changed in place. A header that the project has declared is left as it is, and a status that it has
-    declared is only added to.
+    `operation` is changed in place. A header that the project has declared is left as it is. What it has declared for a
+    status is kept, and extended.
 
     Args:
         operation: an Operation Object of OpenAPI.
@@ -157,7 +157,7 @@ def describe(
         headers = response.setdefault("headers", {})
         headers.setdefault(conf.replayed_header, dict(replayed))
         if "Retry-After" in found.headers:
-            wait = "Seconds to wait before sending it again: with a lease, up to what is left of it, at most 60."
+            wait = "Seconds to wait before sending it again: with a lease, up to the rest of it, at most 60."
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:

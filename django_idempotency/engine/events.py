@@ -1,4 +1,4 @@
-"""Report what happens to keys, to the logger `django_idempotency` and with the signal `key_event`."""
+"""Report what happens to keys to the logger `django_idempotency` and through the signal `key_event`."""
 
 from __future__ import annotations
 
@@ -54,14 +54,16 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log an event and send it as a signal, after the commit of a transaction that is open on `using`. Raises nothing.
+    """Log an event and send it as a signal. Raises nothing.
+
+    If a transaction is open on `using`, this happens after its COMMIT.
 
     Args:
         event: one of the texts in the docstring of `signals.key_event`.
-        using: database alias. None for a key in a `backend`, and nothing waits.
+        using: database alias. None for a key in a `backend`, whose events are sent at once.
         reason: cut at the first colon, because what follows can come from the client.
         resource: type and id of what the operation is about.
-        level: of the log record; default: see `LEVELS`.
+        level: the level of the log record; default: see `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
     if not (logger.isEnabledFor(level) or (key_event.receivers and key_event.has_listeners(IdempotencyKey))):
@@ -102,7 +104,7 @@ def report_outcome(
             report("released", identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
-            reason = outcome.choice.replace(":", ";")  # only in the names of steps; `report` would cut the text there
+            reason = outcome.choice.replace(":", ";")  # a step's name may have one; `report` would cut the text there
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
             report(REFUSED[type(outcome)], identity, using, backend=backend)
@@ -143,8 +145,8 @@ def harmless() -> Iterator[None]:
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
     `__qualname__` fails. `robust=True` of `on_commit` is not enough: for a `partial`, Django 5.2 raises a second
-    exception and skips the project's callbacks, and newer versions log the callback's text, which contains the key, a
-    secret.
+    exception and skips the project's callbacks, and newer versions log the callback's text. That contains the key,
+    which is a secret.
     """
     try:
         yield

@@ -1,11 +1,11 @@
-"""The decorator `idempotent_operation`, and the adapter of Django Ninja.
+"""The decorator `idempotent_operation`, and the adapter for Django Ninja.
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
 operation's function. The decorator puts an inner wrapper around the function, which protects it, and an outer wrapper
 around `Operation.run`, which tells the inner one which operation is running. If one of the API's exception handlers
-raises, the inner wrapper stores the exception and the outer one raises it again: raised by the inner one, it would be
-passed by `Operation.run` to the same handlers a second time.
+raises, the inner wrapper stores the exception, and the outer one raises it again. If the inner one raised it,
+`Operation.run` would pass it to the same handlers a second time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
     The operation runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`, for
     example with ATOMIC_REQUESTS. If it raises, its writes are rolled back before the API's exception handlers make the
-    answer, which is stored if it is final.
+    answer. That answer is stored if it is final.
 
     Put `idempotent_operation` below the route decorator, without arguments, with options as keyword arguments, or with
     one `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication, throttling and parsing run
@@ -98,8 +98,8 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # A new list, because `wraps()` copied a reference to the view's own. Our hook comes first, so that no other wrapper
-    # lies between ours and `Operation.run`.
+    # The list is a new one, because `wraps()` copied a reference to the view's own list. Our hook comes first, so that
+    # no other wrapper lies between ours and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer, protected))(protected)
     protected._ninja_contribute_to_operation += others
@@ -107,7 +107,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
 
 
 def _around(layer: Idempotency, protected: Any, run: Any) -> Any:
-    """Return a wrapper around `Operation.run`, for each place in which a project mounts a router."""
+    """Return a wrapper around `Operation.run`. Called for each place where a project mounts the router."""
     operation: Operation = run.__self__
     methods = sorted(set(operation.methods) - SAFE_METHODS)
     name = operation.view_func.__qualname__
@@ -149,12 +149,12 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
 
 
 def _context(args: tuple[Any, ...]) -> Any:
-    """Return the context of a django-ninja-extra controller, which is made for one request, or None."""
+    """Return the context of a django-ninja-extra controller, or None. A controller is made for one request."""
     return None if not args or isinstance(args[0], HttpRequest) else getattr(args[0], "context", None)
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """Return an operation's result as a response, with the headers it has set on the response object `temporal`."""
+    """Return an operation's result as a response, with the headers that it has set on the response `temporal`."""
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)
@@ -163,7 +163,7 @@ def converted(operation: Operation, request: HttpRequest, result: Any, temporal:
 class NinjaAdapter(Adapter):
     """An operation's function is called by `Operation.run`, after authentication, throttling and parsing.
 
-    The request is Django's own, and knows the operation.
+    The request is Django's own, with the operation as an attribute.
     """
 
     def caller(self, request: Any) -> str | None:
@@ -183,7 +183,7 @@ class NinjaAdapter(Adapter):
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
         """Convert the result as Django Ninja does, before the COMMIT, because a schema can refuse it."""
         operation: Operation = getattr(call.request, RUNNING)
-        # Headers may be set on a parameter of the type `HttpResponse`, or on the one of a controller.
+        # Headers may be set on a parameter of the type `HttpResponse`, or on the response of a controller's context.
         parameter = call.kwargs.get(operation.signature.response_arg or "")
         temporal = getattr(_context(call.args), "response", parameter)
         return super().response(call, converted(operation, call.request, returned, temporal))
@@ -202,7 +202,7 @@ class NinjaAdapter(Adapter):
     # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
-        """See the base class. A URL's callback is a closure over the `PathView` with all operations of the URL."""
+        """See the base class. A URL's callback is a closure over the `PathView` with all its operations."""
         enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
         path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
         if path_view is None:
@@ -225,9 +225,9 @@ class NinjaAdapter(Adapter):
 
 
 def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
-    """Ask the authenticators again, in Django Ninja's order, and return the name of the one that returns this text.
+    """Call the authenticators again, in Django Ninja's order, and return the name of the one that returns this text.
 
-    Raises `IdempotencyConfigurationError` if none does so again.
+    Raises `IdempotencyConfigurationError` if none of them returns it again.
     """
     for callback in callbacks:
         if synchronous(callback)(request) == auth:

@@ -4,11 +4,12 @@
 
     api = NinjaAPI()
 
-A project's own API class must have this `NinjaAPI` as its first base class. What a project declares itself, a header or
-a status, is left as it is.
+A project's own API class must have this `NinjaAPI` as its first base class. Headers and statuses that the project
+declares itself are left as they are.
 
-Replacing `get_openapi_schema`, the only public method of Django Ninja that can change the schema, is the only way:
-`openapi_extra` of an operation is made before the options of the router and of the API are known.
+The schema can be changed only by replacing `get_openapi_schema`, because Django Ninja has no other public method for
+it. An operation's `openapi_extra` is no alternative: it is made before the options of the router and of the API are
+known.
 """
 
 from __future__ import annotations

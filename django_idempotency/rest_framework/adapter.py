@@ -26,7 +26,7 @@ from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_pa
 from .finality import settle
 
 UNPARSED = "_idempotency_unparsed"
-"""The request attribute that holds its parser's error, if the body could not be parsed."""
+"""The request attribute that holds the parser's error, if the body could not be parsed."""
 
 
 class RestFrameworkAdapter(Adapter):
@@ -39,7 +39,7 @@ class RestFrameworkAdapter(Adapter):
         return request._request  # type: ignore[no-any-return]
 
     def caller(self, request: Any) -> str | None:
-        """Return the scope of the user, or of a token without one."""
+        """Return the scope of the user, or of a token that has no user."""
         if request.auth is None or is_authenticated(request.user):
             return super().caller(request)
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
@@ -50,11 +50,11 @@ class RestFrameworkAdapter(Adapter):
         return authenticated_scope(request, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
-        """Compare what the view's own parsers have read, or the raw bytes where a parser fails.
+        """Return what the view's own parsers have read or, if a parser fails, a hash of the raw bytes.
 
-        It fails again when the handler reads `request.data`, which rolls back the claim. A committed claim could not be
-        rolled back, nor could a multipart form be read again: in leased mode and for forms, the error is raised here,
-        before the claim.
+        A parser that fails here fails again when the handler reads `request.data`, and the claim is then rolled back.
+        In leased mode, however, the claim is already committed by then, and a multipart form cannot be read again. In
+        these two cases, the error is raised here, before the claim.
         """
 
         def parsed() -> Any:
@@ -99,7 +99,7 @@ class RestFrameworkAdapter(Adapter):
             return call.judge(self.response(call, response))
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
-        """Ask the project's function, which is passed the request and the view."""
+        """Call the project's function with the request and the view."""
         return bool(synchronous(allowed)(call.asked_with, view_of(call)))
 
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
@@ -114,9 +114,9 @@ class RestFrameworkAdapter(Adapter):
     # --- without a request
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
-        """Render a response with the view's own JSON renderer or the framework's.
+        """Prepare a response to be rendered by the view's own JSON renderer, or by the framework's.
 
-        The format is always JSON, since no client waits for it, and `finalize_response` is not called.
+        The format is always JSON, since no client is waiting for it, and `finalize_response` is not called.
         """
         if not isinstance(returned, Response) or returned.is_rendered:
             return returned  # type: ignore[no-any-return]

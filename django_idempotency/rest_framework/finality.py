@@ -1,15 +1,17 @@
-"""How does a response that is final get past the view that returns it?
+"""How does a final response get past its view unchanged?
 
 # Note [A response is finalized once]
-`APIView.dispatch` finalizes what a handler returns, and asks the exception handlers about what it raises. A protected
-handler has done both before it returns, because the response is stored in its transaction; and a stored response must
-reach the client as it is. `dispatch` has no way to say so, and the project may have its own `finalize_response` and
-`handle_exception`. The class of a protected view therefore gets both methods: they pass on what is final, and
-call the methods that the class had for everything else. `IdempotencyMixin` adds them to each class when it is made. The
-class of a handler with `@idempotent` is not ours, and is first seen in a request, which is when it gets them.
+`APIView.dispatch` finalizes what a handler returns, and passes what it raises to the exception handler. With
+protection, both have happened before the handler returns, because the response is stored in its transaction, and a
+stored response must reach the client unchanged. `dispatch` cannot be told that, and the project may have a
+`finalize_response` and a `handle_exception` of its own. The class of a protected view therefore gets new versions of
+both methods: they pass on what is final, and call the previous methods for everything else. `IdempotencyMixin` adds
+them to each class when the class is made. The class of a handler with `@idempotent` is not ours, so they are added when
+the first request reaches it.
 
-No view object is changed. A subclass in place of the object's class would run the project's `__init_subclass__` and
-metaclass again, and an exception that carries the response past `dispatch` would roll back an `atomic()` around it.
+The view object itself is not changed. Replacing its class with a subclass would run the project's `__init_subclass__`
+and metaclass again, and an exception that carried the response past `dispatch` would roll back an `atomic()` block
+around it.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _guards: WeakSet[Any] = WeakSet()
 
 
 def settle(view: Any, request: Any, final: Any) -> None:
-    """Let the view return this response, or raise this exception, as it is."""
+    """Make the view return this response, or raise this exception, unchanged."""
     guard(type(view))
     vars(request)[FINAL] = final
 
 
 def guard(view_class: Any) -> None:
-    """Let the views of a class pass on what is final. See Note [A response is finalized once]."""
+    """Make the views of a class pass on what is final. See Note [A response is finalized once]."""
     for name, guarded in (("finalize_response", _finalize_response), ("handle_exception", _handle_exception)):
         own = vars(view_class).get(name)
         if own not in _guards:
@@ -60,7 +62,7 @@ def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_final(request: Any, candidate: Any) -> bool:
-    """Return whether the view must pass this on. The request then forgets it, so as not to refer to it."""
+    """Return whether the view must pass this on. If so, the request drops its reference to it."""
     attributes = getattr(getattr(request, "_request", request), "__dict__", {})
     if FINAL not in attributes or attributes[FINAL] is not candidate:
         return False

@@ -2,8 +2,8 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 
-A project's own schema class must have `AutoSchema` as its first base class. What a project declares itself, a header or
-a status, is left as it is.
+A project's own schema class must have `AutoSchema` as its first base class. Headers and statuses that the project
+declares itself are left as they are.
 
 A schema class is what the maintainer of drf-spectacular recommends in issue #804. An `OpenApiViewExtension` does not
 work for a method with `@extend_schema`, and a post-processing hook is not passed the view.

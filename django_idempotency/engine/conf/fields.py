@@ -29,9 +29,9 @@ def option(
 
     Args:
         default: its value if nobody sets it.
-        check: what `Idempotency(…)` asks about each value.
+        check: the check that `Idempotency(…)` runs on each value.
         atomic: the values possible without `lease`. Empty: all.
-        leased: the default with `lease`, if it is another one.
+        leased: the default with `lease`, if it differs.
         elsewhere: the values possible with `backend`, the default first. Empty: all.
     """
     defaults = {
@@ -85,7 +85,7 @@ def or_none(check: Check) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """Return a check that allows these values only, of these types: neither True nor 1.0 where 1 is allowed."""
+    """Return a check that allows only these values with these types: if 1 is allowed, True and 1.0 are not."""
     known = [(type(value), value) for value in allowed]
     return must(f"must be {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 

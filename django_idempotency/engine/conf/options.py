@@ -18,7 +18,7 @@ NOT_FINAL = frozenset({401, 403, 408, 412, 423, 425, 429})
 
 
 def is_final(response: Any) -> bool:
-    """Return whether a status is below 500 and not in `NOT_FINAL`, as the default of the option `record`."""
+    """Return whether the status is below 500 and not in `NOT_FINAL`. This is the default of the option `record`."""
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
@@ -46,9 +46,10 @@ SHORT_TTL = timedelta(days=7)
 """A leased endpoint with a shorter `ttl` is warned about, because outboxes and queues deliver again for days."""
 
 # Note [A key outlives the gateway's memory of it]
-# A derived key depends on the caller's key alone. If a key runs again after `ttl`, and the gateway still remembers the
-# derived key, then the gateway answers with the first charge, and the view makes another order: one payment buys many.
-# Gateways remember keys for hours to 30 days; docs/leased.md has the figures and their sources.
+# The same key always leads to the same derived key. If a request with that key runs again after `ttl`, and the gateway
+# still remembers the derived key, then the gateway answers with the first charge, and the view creates another order:
+# one payment buys several orders. Gateways remember keys for hours to 30 days; docs/leased.md has the figures and their
+# sources.
 
 
 # Comparing by identity (`eq=False`) makes these objects fast dict keys.
@@ -56,8 +57,8 @@ SHORT_TTL = timedelta(days=7)
 class Idempotency:
     """The options that a decorator, a class or a setting declares for a protected endpoint.
 
-    An option that you leave out comes from the view class, then from its base classes, then from the project's setting,
-    and is the package's default otherwise. A duration is a `timedelta` or a number of seconds.
+    If you leave an option out, its value comes from the view class, its base classes or the project's setting, in this
+    order. If none of them sets it, the package's default applies. A duration is a `timedelta` or a number of seconds.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -66,68 +67,71 @@ class Idempotency:
     ttl: timedelta | float = option(timedelta(hours=24), check.duration(1), leased=LEASED_TTL)
     """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 30 days with a lease."""
     required: bool = option(True, check.YES_OR_NO)
-    """True answers 400 to a request without a key. With False its view runs unprotected."""
+    """With True, a request without a key is answered with 400. With False, its view runs unprotected."""
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
     """The HTTP methods that are protected. Others pass through."""
     wait: timedelta | float = option(0, check.duration(0))
-    """How long a duplicate of a running request waits for its result before the conflict answer."""
+    """How long a duplicate of a running request waits for its result before it gets the conflict answer."""
     in_progress_status: Literal[202, 409, 429] = option(
         409, check.one_of(409, 429, 202), atomic=(409, 429), elsewhere=(409, 429)
     )
-    """409 or 429. With a lease also 202, with the `Location` of a status page."""
+    """The status for a duplicate of a running request: 409 or 429. With a lease, it can also be 202, with the
+    `Location` of a status page."""
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
-    """422 or 409, for a key that is used again with another payload."""
+    """The status for a key that is used again with a different payload: 422 or 409."""
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
-    """None runs the view in one transaction. A duration selects leased mode, for views with external calls: a dead
-    worker's claim expires after it.
+    """With None, the view runs in one transaction. A duration selects leased mode, for views with external calls: after
+    that time, the claim of a worker that has died expires.
     """
     on_abandoned: OnAbandoned = option(
         "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
     )
     """Whether an external call is repeated while its first outcome is unknown. "retry-keyed" repeats it only if each
-    attempt asked for its derived key first and the key is still remembered there (see `DERIVED_KEYS_LAST`); otherwise
-    the key waits for `reconcile` or a person. "retry" always repeats it, "hold" never.
+    attempt asked for its derived key first, and the other system still remembers that key (see `DERIVED_KEYS_LAST`).
+    Otherwise, the client's key waits for `reconcile` or a person. "retry" always repeats the call, and "hold" never
+    does.
     """
     backend: str | None = option(None, check.or_none(check.NAME))
-    """A name in `BACKENDS`, for a view that writes nothing to the project's databases: its keys are kept in that store,
-    such as Redis, and it runs at least once. Needs `lease`.
+    """A name in `BACKENDS`, for a view that writes nothing to the project's databases. Its keys are kept in that store,
+    for example in Redis, and it runs at least once. Needs `lease`.
     """
     reconcile: Callable[[Any], Any] | None = option(
         None, check.or_none(check.CALLABLE), atomic=(None,), elsewhere=(None,)
     )
     """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`.
-    Returns the final response; after None, the view runs again. `operation.request` is the request, or None when
-    `recover_idempotency_keys` asks.
+    It returns the final response, or None to run the view again. `operation.request` is the request, or None if
+    `recover_idempotency_keys` calls it.
     """
     scope: Callable[[Any], str] | None = option(None, check.or_none(check.called))
     """`callable(request) -> str`, which identifies the caller."""
     anonymous: Literal["shared", "refuse"] = option("shared", check.one_of("shared", "refuse"))
-    """"shared" or "refuse", for callers without any credential."""
+    """Whether callers without any credential share one scope ("shared") or are refused ("refuse")."""
     operation: str | None = option(None, check.or_none(check.NAME))
     """The name of the operation. Default: method and route."""
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
     """`callable(request) -> str | None` that reads the key. Default: the header."""
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
-    """"refuse": keys must be UUIDs of version 7, and one without a stored result is refused if older than `ttl`, or
-    dated more than five minutes ahead.
+    """With "refuse", keys must be UUIDs of version 7, and a key without a stored result is refused if it is older than
+    `ttl` or dated more than five minutes ahead.
     """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
-    """What a retry must repeat beside the request's target, which is method and path, or, with `operation`, method and
-    the URL's arguments. Default: query string, content type and body. A tuple of names compares only these fields of
-    the body. `callable(request) -> bytes` returns bytes to compare in place of the body. None compares the target only.
+    """What a retry must repeat besides the request's target. The target is the method and the path or, with
+    `operation`, the method and the URL's arguments. Default: query string, content type and body. With a tuple of
+    names, only these fields of the body are compared. `callable(request) -> bytes` returns the bytes to compare in
+    place of the body. With None, only the target is compared.
     """
     record: Callable[[Any], bool] | Literal["success"] = option(is_final, recorded)
-    """`callable(response) -> bool`: is this response final? "success" keeps responses below 400, and rolls the view
-    back after any other.
+    """`callable(response) -> bool`: is this response final? "success" keeps responses with a status below 400, and
+    rolls the view back after any other response.
     """
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(request, …) -> bool`, called before a replay. False answers 403."""
     store_body: bool = option(True, check.YES_OR_NO)
-    """False keeps a tombstone instead of the response."""
+    """False stores a tombstone instead of the response."""
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
-    """A larger response, or a streaming one, leaves a tombstone."""
+    """For a larger response, or a streaming one, a tombstone is stored."""
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
-    """The database alias of the business write. Default: the write alias."""
+    """The alias of the database for the business write. Default: the write alias of the key table."""
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
     """True runs each request, and only logs which ones would have been refused or replayed."""
 
@@ -150,7 +154,7 @@ class Idempotency:
 
     @property
     def outlived_by_gateways(self) -> bool:
-        """Whether the key may run again while a gateway remembers its derived keys. `late_keys` refuses such a run."""
+        """Whether a key may run again while a gateway remembers its derived keys. `late_keys` refuses such a run."""
         short = seconds_of(self.ttl) < SHORT_TTL.total_seconds()
         elsewhere = isinstance(self.backend, str)
         return self.lease is not None and short and self.late_keys != "refuse" and not elsewhere
@@ -185,7 +189,7 @@ class Options(Idempotency):
             )
 
     def verdict_on(self, response: Any) -> Verdict:
-        """Return what a response of the view does to its writes and to the key."""
+        """Return what happens to the view's writes and to the key after this response."""
         if response.status_code >= (400 if self.record == "success" else 500):
             return Verdict.ROLL_BACK
         return Verdict.KEEP if self.record == "success" or self.record(response) else Verdict.RELEASE
@@ -244,7 +248,7 @@ def fits(name: str, value: Any, mode: Mode) -> bool:
 
 
 def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
-    """Return what the layers set together. The nearest comes first and wins."""
+    """Return the options that the layers set. The nearest layer comes first and wins."""
     given: dict[str, Any] = {}
     for layer in reversed((*layers,)):
         given |= layer.given()
@@ -253,13 +257,13 @@ def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def merged(*layers: Idempotency) -> Idempotency:
-    """Return one layer with the options of all, the same object each time, by which `resolve` caches."""
+    """Return one layer with the options of all. It is the same object each time, since `resolve` caches by object."""
     return Idempotency(**given_by(layers))
 
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """Return a layer that sets only `methods`, the same object each time, by which `resolve` caches."""
+    """Return a layer that sets only `methods`. It is the same object each time, since `resolve` caches by object."""
     return Idempotency(methods=methods)
 
 

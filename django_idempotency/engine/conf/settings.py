@@ -26,25 +26,27 @@ class Settings:
 
     Attributes:
         header: the request header that carries the key.
-        replayed_header: the response header that says "true" or "false".
+        replayed_header: the response header that says whether the response is a replay: "true" or "false".
         docs_url: the project's page about its keys, to which error answers link in `type` and `Link`.
-        key_validator: `callable(key) -> bool`. False (or a ValidationError) answers 400.
-        credential_headers: request headers that identify a caller without a user. All that were sent count together.
-        publishable_keys: how credentials begin that every browser of a site sends, and that thus identify no caller.
+        key_validator: `callable(key) -> bool`. With False, or a ValidationError, the request gets 400.
+        credential_headers: request headers that identify a caller without a user. All those that a request carries
+            count together.
+        publishable_keys: prefixes of credentials that every browser sends to a site, so that they identify no caller.
         harmless_decorators: decorators that decide nothing about the caller, and may lie below the protection.
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
-        store_cookies: also keep and replay `Set-Cookie`, which is a stored credential.
-        encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; all can decrypt.
+        store_cookies: also store and replay `Set-Cookie`. The table then contains credentials.
+        encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; any of them can
+            decrypt these.
         runbook_url: the project's runbook, to which the admin links beside each key that needs attention.
-        derived_keys_last: how long the systems that you call remember a derived key. "retry-keyed" holds a call whose
-            first start is older.
-        namespace: enters each derived key, so that deployments sharing an account with a gateway derive different ones.
-            Calls in doubt are made twice if it changes.
-        backends: stores for keys outside the database, by the names that the option `backend` takes. Each is a dict
-            with BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
-        enabled: False lets every request pass through. For a test, never in production.
-        paused: True, or a callable() that returns True, answers 503 to every request of a protected endpoint.
+        derived_keys_last: how long the systems that you call remember a derived key. With "retry-keyed", a call in
+            doubt that was first started longer ago is not repeated.
+        namespace: is part of each derived key, so that deployments that share an account with a gateway derive
+            different keys. If it changes, calls in doubt are made twice.
+        backends: stores for keys outside the database, each under a name for the option `backend`. Each is a dict with
+            BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
+        enabled: False lets every request pass through. Use it in tests, never in production.
+        paused: with True, or a callable() that returns True, every request to a protected endpoint gets 503.
     """
 
     header: str = setting("Idempotency-Key", check.of_type(str))
@@ -67,7 +69,10 @@ class Settings:
     options: Idempotency = Idempotency()  # noqa: RUF009 (frozen)
 
     def pauses(self) -> bool:
-        """Ask `paused`. If it is a callable that fails, its error reaches the caller, and nothing runs."""
+        """Return whether requests are paused.
+
+        If `paused` is a callable that fails, its error reaches the caller, and nothing runs.
+        """
         return bool(self.paused() if callable(self.paused) else self.paused)
 
 
@@ -125,9 +130,9 @@ def _value(name: str, written: Any) -> Any:
 def resolve(*layers: Idempotency) -> Options:
     """Merge the layers, the nearest first, with the `IDEMPOTENCY` setting and the defaults.
 
-    What the layers declare must fit together. The setting speaks of endpoints of every kind: those of its options that
-    do not fit this one are not applied, such as those of leased mode without a lease, and `reconcile` without an
-    `operation`.
+    What the layers declare must fit together. The setting, in contrast, is for endpoints of every kind, so options in
+    it that do not fit this endpoint are not applied. Examples are the options of leased mode if it has no lease, and
+    `reconcile` if it has no `operation`.
 
     The result is cached for each combination of layers until a test changes the setting.
 
@@ -144,10 +149,10 @@ def resolve(*layers: Idempotency) -> Options:
 
 
 def backend_for(name: str) -> KeyValueBackend:
-    """Return the backend of this name, which is made when first needed, without asking its server anything.
+    """Return the backend with this name. It is made when first needed, without connecting to its server.
 
     Raises:
-        IdempotencyConfigurationError: `BACKENDS` has no such name, or what it names is no backend.
+        IdempotencyConfigurationError: `BACKENDS` has no such name, or the class that it names isn't a backend.
     """
     with _MAKING:  # two threads would make two, each with a memory of its own
         return _made(name)

@@ -39,7 +39,8 @@ class IdempotencyMixin:
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None
             leaves the class unprotected. Missing options come from the base classes, the settings and the defaults.
-        idempotency_actions: a dict from handler names, such as a standard action of a viewset, to options.
+        idempotency_actions: a dict from the names of handlers, such as the standard actions of a viewset, to their
+            options.
 
     Raises:
         IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
@@ -74,8 +75,8 @@ class IdempotencyMixin:
             )
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
-            # Attributes that a decorator such as csrf_exempt has set on `dispatch` of a base class. Django copies those
-            # of the mixin's `dispatch` only.
+            # Copy the attributes that a decorator such as csrf_exempt has set on the `dispatch` of a base class. Django
+            # copies only those of the mixin's `dispatch`.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
@@ -90,13 +91,13 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler runs after dispatch() has returned, and needs its transaction around itself.
+            # An asynchronous handler runs after dispatch() has returned, so its transaction must be around the handler.
             if iscoroutinefunction(handler):
                 setattr(self, verb, partial(awaited_as_django_would, request, handler))
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         # Each request has a view object of its own, whose handler can be replaced. The framework's dispatch() makes its
-        # checks before it calls it.
+        # checks before it calls the handler.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
@@ -113,7 +114,7 @@ class IdempotencyMixin:
         """Return the options declared for this request, or None if it is not protected.
 
         The mixin calls this after authentication. Override it to let the options depend on `self.request` or
-        `self.action`. What it leaves out comes from the project's setting and the defaults.
+        `self.action`. Options that it leaves out come from the project's setting and the defaults.
         """
         method = getattr(getattr(self, "request", None), "method", None)
         name = getattr(self, "action", None) or str(method).lower()
@@ -145,7 +146,7 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
     """Return the declaration of a class, or None if it is not protected or lacks the mixin.
 
     Args:
-        attributes: those of the view, or those that `as_view()` will set on it.
+        attributes: the view's attributes, or those that `as_view()` will set on it.
         name: the name of the handler: a verb, or the action of a viewset.
     """
     layers = class_layers(cls, attributes, name) if issubclass(cls, IdempotencyMixin) else ()
@@ -170,7 +171,7 @@ def handlers(
     """Yield HTTP method, name and handler for each unsafe method of a view class.
 
     Args:
-        actions: the actions of a viewset, as a dict from a verb to the name of its handler.
+        actions: the actions of a viewset, as a dict from verbs to the names of their handlers.
     """
     for verb in attributes.get("http_method_names", cls.http_method_names):
         name = verb if actions is None else actions.get(verb, "")
@@ -181,8 +182,8 @@ def handlers(
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
     """Return the options declared for a class with the mixin, or nothing if it is not protected.
 
-    They come from view object, handler, class and base classes, in this order. None switches the protection off in a
-    class: everything after the first None is left out. See `class_declaration`.
+    They come from the view object, the handler, the class and its base classes, in this order. None switches the
+    protection off: everything after the first None is left out. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
     of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
@@ -194,6 +195,6 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Declared) -> tuple[Any, ...]:
     """Return `idempotency` of the class and of each base class that sets it, in the order of the MRO.
 
-    `nearest` only enters the cache's key, so that a test that replaces the attribute gets no old result.
+    `nearest` is only part of the cache key, so that a test that replaces the attribute doesn't get an old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

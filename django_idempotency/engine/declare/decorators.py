@@ -48,9 +48,9 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     The view runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`.
 
-    It protects a function view, a handler method, an `@action` method or an `@api_view` function, and takes no
-    arguments, keyword options, or one `Idempotency` object. Django's `method_decorator` can apply it. Write it below
-    each decorator that checks the caller, such as `login_required`.
+    Put it on a function view, a handler method, an `@action` method or an `@api_view` function: without arguments, with
+    options as keyword arguments, or with one `Idempotency` object. Django's `method_decorator` can apply it. It must be
+    below every decorator that checks the caller, such as `login_required`.
 
     Raises:
         IdempotencyConfigurationError: the view cannot be protected. Raised at decoration if possible, otherwise on the
@@ -89,7 +89,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-    """Return the `ViewCall` of a protected view, whose request is one of its first two arguments or `request=`."""
+    """Return the `ViewCall` of a protected view. Its request is one of the first two arguments, or `request=`."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if (adapter := adapter_of(candidate)).is_request(candidate):
@@ -103,10 +103,10 @@ def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def protected_form(view: Callable[..., Any], make_call: MakeCall) -> Callable[..., Any]:
-    """Return a function that runs a view protected. `in_thread` says how an `async def` view runs.
+    """Return a function that runs a view with protection. See `in_thread` for how an `async def` view runs.
 
     Args:
-        make_call: makes a `ViewCall` of the view, its positional arguments and its keyword arguments.
+        make_call: makes a `ViewCall` from the view, its positional arguments and its keyword arguments.
     """
 
     def protected(*args: Any, **kwargs: Any) -> Any:
@@ -143,18 +143,19 @@ def once(
     has a required parameter of that name. Callers leave `operation` out. `run_once` describes the transaction in which
     the function runs.
 
-    While another worker runs the same key, a call waits for its result: for 60 seconds, or as long as `lease` where
-    that is longer. Then it raises `OperationInProgress`. `wait=` or the setting `WAIT` changes this time, and `wait=0`
-    raises at once. Inside your own transaction, no call waits.
+    While another worker runs the same key, a call waits for its result: for 60 seconds, or for as long as the lease if
+    that is longer. After that, it raises `OperationInProgress`. `wait=` or the setting `WAIT` changes this time, and
+    `wait=0` raises at once. Inside your own transaction, no call waits.
 
     Args:
         scope: a string, or a callable that is passed the function's arguments.
         key: a callable that is passed these arguments and returns the key: a str, an int or a UUID.
-        payload: a callable that is passed these arguments. None compares no payloads.
+        payload: a callable that is passed these arguments and returns the payload. With None, payloads are not
+            compared.
         options: the options of `run_once`.
 
     Raises:
-        NotRun: when the function is called, see `run_once`.
+        NotRun: when the function is called; see `run_once`.
         IdempotencyConfigurationError: for options that cannot work, when the function is decorated.
     """
     if not scope or not callable(key):

@@ -1,5 +1,5 @@
 """Is `idempotent` in the right place? It must lie below all code that decides who the caller is, such as
-`login_required`: above it, a replay could reach the wrong caller, or one whose token has been revoked.
+`login_required`. Otherwise a replay could reach the wrong caller, or one whose token has been revoked.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Name the code that decides about the caller and that `idempotent` would wrap, or return None."""
+    """Return the name of code that decides about the caller and that `idempotent` would wrap, or None."""
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
     view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
@@ -67,14 +67,14 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Let Django Ninja fail, by its own hook, if it makes an operation from a protected view."""
-    # Ninja is not imported, because many projects don't use it. A new list, because `wraps()` may have copied a
-    # reference to the view's own.
+    """Make Django Ninja raise an error, through its own hook, if it makes an operation from a protected view."""
+    # Ninja is not imported, because many projects don't use it. The list is a new one, because `wraps()` may have
+    # copied a reference to the view's own list.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Raise, during a request, if `idempotent` decorates a Ninja operation, or a `dispatch` that is misplaced."""
+    """Raise, during a request, if `idempotent` is on a Ninja operation, or on a `dispatch` where it isn't allowed."""
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == NINJA:
         _refuse_ninja(_name(view))
@@ -105,7 +105,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return what a decorated `dispatch` calls that can check the caller, with advice, or None.
+    """Return the code that a decorated `dispatch` calls and that can check the caller, with advice, or None.
 
     Args:
         classes: the classes of the view's MRO below the protection.
@@ -144,7 +144,7 @@ def refuse_handler(handler: Any) -> None:
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Return the first decorator that can decide who the caller is, with advice on the code, or None."""
+    """Return the first decorator that can decide who the caller is, with advice on how to place it, or None."""
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
@@ -162,7 +162,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """Return whether the class is an `APIView` of the REST framework. Comparing names needs no import of it."""
+    """Return whether the class is an `APIView` of the REST framework, without importing the framework."""
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

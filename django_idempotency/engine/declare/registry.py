@@ -1,4 +1,4 @@
-"""How is a callable protected? Its `Declaration` tells the list of endpoints, the checks, OpenAPI and the recovery."""
+"""How is a callable protected? The list of endpoints, the checks, OpenAPI and the recovery read its `Declaration`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .wrappers import dotted_name, method_name, unwrapped
 MARK = "_idempotency_declaration"
 """The attribute of a protected callable that holds its `Declaration`."""
 VERBS = frozenset({"post", "put", "patch", "delete"})
-"""A decorated method of one of these names protects the HTTP method of that name."""
+"""A decorated method with one of these names protects the HTTP method of the same name."""
 _registered: dict[str, dict[Hashable, Declaration]] = {}
 
 
@@ -29,7 +29,7 @@ class Declaration:
         layers: the layers of options, the nearest first.
         target: the protected callable, the view class or Django Ninja's operation, or None if not known yet.
         by_request: whether the view overrides `get_idempotency_options()`, so that its options can differ by request.
-        once: whether the callable is decorated with `once`, and is no view.
+        once: whether the callable is decorated with `once`, so that it isn't a view.
     """
 
     layers: tuple[Idempotency, ...]
@@ -65,13 +65,14 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 
 def register(declaration: Declaration) -> None:
-    """Store a declaration, if it has `operation` and `reconcile`, for the recovery to find by the operation."""
+    """Store a declaration that has `operation` and `reconcile`, so that the recovery can find it by its operation."""
     # Without the options of the `IDEMPOTENCY` setting, which cannot be read while modules are imported.
     given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
-        # The same callable may come again, and then replaces its old declaration: `method_decorator` decorates on each
-        # request, and a function with `once` may stand inside another function.
+        # The same callable may be registered again, and its new declaration then replaces the old one:
+        # `method_decorator` decorates on each request, and a function with `once` may be defined inside another
+        # function.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
@@ -95,7 +96,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers and, if the handler is named after an HTTP method such as `put`, one that protects it."""
+    """Return the layers, and one more for the HTTP method if the handler is named after one, such as `put`."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())

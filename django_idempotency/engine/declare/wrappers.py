@@ -1,14 +1,14 @@
 """Which decorators does a callable have, and which ones may lie below `idempotent`?
 
-Allowed are those that do not check the caller. Every decorator that uses `functools.wraps` is found; a check in the
+Those that do not check the caller are allowed. Every decorator that uses `functools.wraps` is found; a check in the
 view's own code is not.
 
 # Note [The package recognizes a wrapper by its code object]
-`functools.wraps` copies the name of a function to its wrapper, whose own name therefore does not tell which decorator
-made it. But the wrapper keeps its code object, whose `co_qualname` begins with the name of the decorator, and the
-global variables of its module: both together name the decorator. All wrappers made of middleware classes share one
-code object, and so do those of context managers. These are named after the class of the middleware or the context
-manager.
+`functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not say which decorator made
+it. But the wrapper keeps its own code object, whose `co_qualname` begins with the name of the decorator, and the global
+variables of the decorator's module. Together, they identify the decorator. All wrappers made from middleware classes
+share one code object, and so do those of context managers. These are named after the class of the middleware or the
+context manager.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HARMLESS = frozenset(
     }
 )
 """Decorators allowed below the protection: they don't look at the caller, and all that they do (a status, a body, a
-header) is replayed. Some can answer in place of the view, such as `condition` and `require_http_methods`.
+header) is replayed. Some, such as `condition` and `require_http_methods`, can answer in place of the view.
 """
 NOT_REPLAYED = frozenset(
     {
@@ -55,13 +55,13 @@ NOT_REPLAYED = frozenset(
         f"{VIEWS}.csrf._EnsureCsrfCookie",
     }
 )
-"""Django's decorators that address the client at hand, or tell a middleware something through an attribute. A stored
-response preserves neither, so they belong above the protection."""
+"""Django's decorators that depend on the current client, or that tell a middleware something through an attribute.
+Neither works for a stored response, so these decorators belong above the protection."""
 OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """Yield the callable and all that it wraps by `functools.wraps` or `partial`, the outermost first."""
+    """Yield the callable and everything that it wraps with `functools.wraps` or `partial`, the outermost first."""
     seen = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))

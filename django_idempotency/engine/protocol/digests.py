@@ -12,11 +12,12 @@ DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 """The namespace of derived keys. It never changes, so that a gateway recognizes a retry after an upgrade."""
 
 MAX_READABLE_SCOPE = 255
-"""In characters, like a key's. A longer scope is stored as its hash."""
+"""In characters, as for a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other."""
 # A fixed list rather than `str.isprintable`, whose result may change with a Python version: a retry would then miss its
-# row. Control characters, line ends, invisible characters, changes of the writing direction, half surrogate pairs.
+# row. It contains control characters, line ends, invisible characters, changes of the writing direction, and halves of
+# surrogate pairs.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
 
@@ -33,7 +34,7 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """Return the number that depends on the key alone, by which an operator finds rows of unknown callers."""
+    """Return the hash that depends only on the key, by which an operator finds its rows without knowing the caller."""
     return identify(scope="", operation="", key=key).key_hash
 
 
@@ -86,7 +87,7 @@ def kept_scope(scope: str) -> str:
 
 
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
-    """Return the identity of a request or, with `stored=True`, of a row, whose scope is taken as it is."""
+    """Return the identity of a request or, with `stored=True`, of a row. The scope of a row is used unchanged."""
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
     return Identity(scope, operation, key, *unpack(">qq", of_key[:8] + of_all[:8]))

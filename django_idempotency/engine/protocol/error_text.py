@@ -11,14 +11,14 @@ from .digests import CONTROLS
 MAX_LENGTH = 500
 """In characters: the name of a class can be very long."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-"""Where Python and installed packages live: no code of the project's own."""
+"""Where Python and installed packages live, but none of the project's own code."""
 HIDDEN = re.compile(
     CONTROLS.pattern[:-1] + r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff9-\ufffb"
     r"\U000e0000-\U000e0fff]"
 )
-"""What no reader sees: `CONTROLS`, which decides about rows and never changes, and other characters without shape."""
+"""Invisible characters: those in `CONTROLS`, which must never change because it decides about rows, and all others."""
 INSTALLED = re.compile(r"^<|(^|[\\/])(site|dist)-packages[\\/]")
-"""Generated code, such as "<string>", and packages installed elsewhere, such as in a user's folder."""
+"""Generated code, such as "<string>", and packages installed elsewhere, for example in a user's folder."""
 OURS = "django_idempotency."
 
 

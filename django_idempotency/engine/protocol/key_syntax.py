@@ -7,7 +7,7 @@ import time
 from uuid import UUID, uuid4
 
 MAX_LENGTH = 255
-"""In characters. Stripe's limit, too, and short enough for an index of every supported database."""
+"""In characters. Stripe has the same limit, and every supported database can index texts of this length."""
 
 MAX_AHEAD = 300
 """How many seconds a client's clock may be ahead. A key from the far future would outlive `ttl`."""
@@ -28,7 +28,7 @@ _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 
 
 class InvalidKey(ValueError):
-    """The text is no valid idempotency key; the message says why."""
+    """The text is not a valid idempotency key; the message says why."""
 
 
 def gettext_noop(sentence: str) -> str:
@@ -96,7 +96,7 @@ def check_dated(key: str) -> str:
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return whether a UUID of version 7 is older than `ttl_seconds`, so that its row may be deleted already.
+    """Return whether a UUID of version 7 is older than `ttl_seconds`, so that its row may have been deleted already.
 
     A time more than `MAX_AHEAD` seconds in the future counts as late, too. The first 48 bits are the milliseconds since
     1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that clock also decides

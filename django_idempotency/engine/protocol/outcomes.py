@@ -21,7 +21,7 @@ UNKEYED = gettext_noop(
     "DERIVED_KEYS_LAST. Send operation.derive_key('%(step)s') with it in each attempt, or pass on_abandoned=\"retry\" "
     "if making it twice is harmless."
 )
-"""Said where a developer meets a held call: in the log, in `OutcomeUnknown`, and with DEBUG in the 409."""
+"""Shown where a developer encounters a held call: in the log, in `OutcomeUnknown`, and with DEBUG in the 409."""
 Headers = tuple[tuple[str, str], ...]
 Resource = tuple[str, str]
 """The object that an operation is about: its type and its id."""
@@ -29,7 +29,7 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. Without a body, it is a tombstone: completed, response not kept."""
+    """Status, headers and body of a final response. Without a body, it is a tombstone: the response was not kept."""
 
     status_code: int
     headers: Headers = field(repr=False)  # logs often contain a `repr`, and headers can contain secrets
@@ -56,7 +56,7 @@ class ClaimRequest:
         lease: seconds after which a committed claim lapses unless it is renewed. With None, the claim is committed only
             together with its result.
         policy: the option `on_abandoned`, or None without a lease. It decides about calls in doubt; the row stores it
-            for people.
+            for people to see.
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
         keys_last: seconds for which other systems remember a derived key, for the policy "retry-keyed".
         known_only: write no row; a key without one, or with an expired one, is `TooOld`. For the recovery.
@@ -78,15 +78,15 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The key is this request's: run the work, then complete the row, release it or mark it as failed.
+    """This request holds the key: run the work, then complete the row, release it or mark it as failed.
 
     Attributes:
         attempt: the number of this attempt, which is the fencing token.
-        key_hash, scope_hash: hashes of the identity. Every statement looks for them beside the id, so that it cannot
-            change the row of another tenant that has the same id.
+        key_hash, scope_hash: hashes of the identity. Every statement searches for them as well as the id, so that it
+            cannot change another tenant's row with the same id.
         abandoned: whether an earlier attempt's worker died, or outlived its lease.
         in_doubt: names of earlier attempts' external calls that may or may not have taken effect.
-        resource: the object that an earlier attempt has referred to.
+        resource: the object that an earlier attempt referred to.
         fingerprint: the one in the row, to which the row's sealed values are bound.
     """
 
@@ -110,7 +110,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """An earlier request used the same key with another payload.
+    """An earlier request used the same key with a different payload.
 
     Attributes:
         resource: the object that it has referred to, if it came from the same caller.
@@ -123,7 +123,7 @@ class Mismatched:
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Another request with the same key is at work right now.
+    """Another request with the same key is running right now.
 
     Attributes:
         lease_left: seconds until its lease expires; 0 without a lease, or while its row is not committed.
@@ -152,7 +152,7 @@ class InDoubt:
     * The key has steps of leased mode, but the view now runs in atomic mode.
 
     Attributes:
-        attempt: the number of the key's last attempt, in which two doubts about one key differ.
+        attempt: the number of the key's last attempt, which tells two doubts about one key apart.
         resource: the object that the operation has referred to.
         unkeyed: names of calls that "retry-keyed" does not repeat, because they would not be recognized.
     """
@@ -181,7 +181,7 @@ class TooOld:
 
 
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
-"""How a request can end whose key is stored already, so that it must not run."""
+"""How a request can end if its key is stored already, so that it must not run."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 

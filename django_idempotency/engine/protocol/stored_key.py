@@ -1,13 +1,13 @@
-"""How is a request met whose key is stored already?
+"""What happens to a request whose key is stored already?
 
-A store reads the row and asks `decide`; about an attempt that failed or was abandoned, it also asks `resumed`.
+A store reads the row and calls `decide`. If the last attempt failed or was abandoned, it also calls `resumed`.
 
 # Note [A committed claim without a lease]
-In atomic mode, one COMMIT stores a claim and its result, so that a committed row normally is no longer IN_PROGRESS. It
-stays so if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on MariaDB, or with
-`executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays in the database: a
-retry must not run the work again. Each retry is `InDoubt`, and a person has to look at the data. Were it `Conflicted`,
-the client would retry for ever.
+In atomic mode, one COMMIT stores a claim together with its result, so a committed row is normally no longer
+IN_PROGRESS. It is still IN_PROGRESS if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on
+MariaDB, or with `executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays
+in the database: a retry must not run the work again. Each retry is `InDoubt`, and a person has to look at the data.
+If it were `Conflicted`, the client would retry forever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StoredKey:
     """The content of one row of the key table.
 
     Attributes:
-        expired: whether the key counts as new. One in progress or in doubt never expires.
+        expired: whether the key counts as new. A key in progress or in doubt never expires.
         lapsed: whether the row's lease has expired.
         unleased: whether the row is in progress without a lease. See Note [A committed claim without a lease].
         lease_left: seconds until the lease expires; 0 or negative afterwards, and without a lease.
@@ -62,7 +62,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The row has expired: the key counts as never seen, and the request claims the row."""
+    """The row has expired: the key counts as new, and the request claims the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ Ruling = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
-    """Return what becomes of a request whose key is stored already: the first rule that fits decides."""
+    """Return what becomes of a request whose key is stored already. The first rule that applies decides."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The hashes match, but not the caller, operation or key. The refusal must show nothing of this row.
+        # The hashes match, but not the caller, operation or key. The refusal must reveal nothing about this row.
         return outcomes.Mismatched()
     if stored.expired:
-        # A dated key with an expired row is known to have run; a `ttl` raised since would call it young.
+        # A dated key with an expired row is known to have run. Its date alone would not show that if `ttl` has been
+        # raised since.
         return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
@@ -95,8 +96,8 @@ class Doubt(NamedTuple):
     """A step that was started and has no result.
 
     Attributes:
-        recognizable: whether the other system would recognize another start of the call: each earlier one carried the
-            derived key, and the first is young enough for that key to be remembered.
+        recognizable: whether the other system would recognize another start of the call: each earlier start carried the
+            derived key, and the first is recent enough for that key to be remembered.
     """
 
     name: str
@@ -105,10 +106,10 @@ class Doubt(NamedTuple):
 
 
 def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) -> outcomes.Claimed | outcomes.InDoubt:
-    """Return the outcome for a key that has failed or is abandoned, and whose row the store has locked.
+    """Return the outcome for a key whose last attempt failed or was abandoned. The store has locked its row.
 
-    A write in doubt is never repeated, because that would write twice. A call in doubt is repeated as far as
-    `on_abandoned` allows; one that may not be holds the whole key, unless the project's `reconcile` is asked first.
+    A write in doubt is never repeated, because that would write twice. A call in doubt is repeated if `on_abandoned`
+    allows it. A call that must not be repeated holds the whole key, unless the project's `reconcile` is asked first.
     """
     held = [doubt for doubt in doubts if not (doubt.is_call and (wanted.reconciles or _may_repeat(doubt, wanted)))]
     if held:

@@ -1,7 +1,7 @@
-"""Which framework does an object come from, and how does the package meet it?
+"""Which framework does an object come from, and how does the package work with it?
 
-Each framework has an `Adapter`, registered under the name of its package. The adapter imports the framework, which is
-why it is itself imported only when the first object of that framework is met.
+Each framework has an `Adapter`, registered under the name of its package. The adapter imports the framework, so it is
+itself imported only when the first object of that framework is encountered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNNING = "_idempotency_ninja"
 
 
 class Adapter:
-    """What the engine asks a framework. This class answers for plain Django and is the base of the others."""
+    """What the engine needs from a framework. This class serves plain Django, and is the base of the others."""
 
     # --- the request
 
@@ -41,21 +41,21 @@ class Adapter:
         return isinstance(candidate, HttpRequest)
 
     def django_request(self, request: Any) -> HttpRequest:
-        """Return Django's own request behind the framework's."""
+        """Return the Django request that the framework's request wraps."""
         return request  # type: ignore[no-any-return]
 
     caller = staticmethod(user_scope)
-    """Returns the scope of the caller whom the framework has authenticated, with the client acting for it, or None."""
+    """Returns the scope of the caller whom the framework has authenticated, including the client, or None."""
 
     payload = staticmethod(payload_of)
-    """Returns the body's content as the view will read it. Two requests with equal payloads are the same."""
+    """Returns the body's content as the view will read it. Requests with equal payloads count as the same."""
 
     # --- the response
 
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
-        """Turn what the view has returned into a response that can be stored, rendering it if need be.
+        """Turn what the view has returned into a response that can be stored, rendering it if necessary.
 
-        If it has returned something else, raise here, before the COMMIT.
+        If that is impossible, raise an exception here, before the COMMIT.
         """
         if isinstance(returned, HttpResponseBase):
             return returned.render() if hasattr(returned, "render") else returned
@@ -68,20 +68,20 @@ class Adapter:
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {returned!r} instead.")
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's answer to an exception of the view, whose writes are rolled back already.
+        """Return the framework's answer to an exception raised by the view, whose writes have been rolled back already.
 
-        None for plain Django: the exception goes on to Django's own handlers.
+        For plain Django, return None: the exception goes on to Django's own handlers.
         """
         return None
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
-        """Ask the project's `may_replay`, which is passed the request and the URL's arguments."""
+        """Call the project's `may_replay` with the request and the URL's arguments."""
         match_ = call.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", call.kwargs)
         return bool(synchronous(allowed)(call.asked_with, *args, **kwargs))
 
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
-        """Set the header that tells replays apart, and return the response.
+        """Set the header that says whether this is a replay, and return the response.
 
         Args:
             own: whether it is the view's own response, as `response` or `answer` returned it.
@@ -112,7 +112,7 @@ def adapter_of(*candidates: Any) -> Adapter:
     return DJANGO
 
 
-@lru_cache(maxsize=1024)  # a request is looked at once, by its class
+@lru_cache(maxsize=1024)  # so that each class is looked up only once
 def _registered(kind: type, module: str) -> Adapter | None:
     homes = {name.partition(".")[0] for name in (module, *(base.__module__ for base in kind.__mro__))}
     path = next((REGISTERED[name] for name in REGISTERED if name in homes), None)

@@ -1,7 +1,7 @@
 """What takes the place of Django's ATOMIC_REQUESTS around a protected view?
 
 # Note [How the package replaces ATOMIC_REQUESTS]
-With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key claimed in there would be claimed in a
+With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key claimed there would be claimed in a
 savepoint, and a COMMIT that fails after it would go unnoticed. The package therefore opens the transaction instead of
 Django: the attribute `_non_atomic_requests` of a protected callback keeps Django from opening one in the database of
 the key table, and requests that are not protected run in an `atomic(alias)` that the package opens in Django's place.
@@ -27,7 +27,7 @@ from ..stores import alias_of
 class TakenOver(set[str]):
     """The `_non_atomic_requests` of a protected view: the aliases in which Django opens no transaction.
 
-    See Note [How the package replaces ATOMIC_REQUESTS]. What the set stores are the aliases that the project excluded
+    See Note [How the package replaces ATOMIC_REQUESTS]. The set itself contains the aliases that the project excluded
     with `non_atomic_requests`. The alias of the key table is computed instead, because a router may choose another one
     for each request, and because the settings are not always ready when the view is imported.
     """
@@ -37,7 +37,7 @@ class TakenOver(set[str]):
         self.layers = layers
 
     def alias(self) -> str | None:
-        """Return the alias that is taken over; None for a view with `backend`, which must not be in a transaction."""
+        """Return the alias that is taken over; None for a view with `backend`, which must not run in a transaction."""
         options = resolve(*self.layers())
         return None if options.backend else alias_of(options)
 
@@ -66,7 +66,7 @@ def _callback(request: Any) -> Any:
 
 
 def refuse_asynchronous(request: Any) -> None:
-    """Raise if `dispatch` of an asynchronous class is decorated where Django would refuse the view."""
+    """Raise if an asynchronous class has a decorated `dispatch` and would need the transaction of ATOMIC_REQUESTS."""
     callback = _callback(request)
     if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
         raise IdempotencyConfigurationError(

@@ -32,17 +32,18 @@ SCHEMES = frozenset(
         *("private-token", "ssws", "token", "x-api-key"),
     }
 )
-"""Authorization schemes, in lower case, whose value a retry repeats. With others, such as Digest, DPoP and HMAC
-signatures, it changes, and the retry would look like another caller."""
+"""Authorization schemes, in lower case, whose value stays the same in a retry. With others, such as Digest, DPoP and
+HMAC signatures, the value changes, and the retry would seem to come from another caller."""
 PLACEHOLDERS = frozenset({"", "null", "undefined", "none", "og=="})
-"""What clients send, in lower case, for want of a credential. `Og==` is Basic's empty name and password."""
+"""What clients send when they have no credential, in lower case. `Og==` is an empty name and password in Basic
+authentication."""
 ANONYMOUS = "anonymous"
 DJANGO_AUSER = "django.contrib.auth.middleware"
 """The module of Django's own `auser`, which finds the same user as `request.user`."""
 ACCESS_TOKENS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
-"""Models of access tokens. A client may get a new one before a retry, so the row doesn't identify the caller."""
+"""Models of access tokens. A client may get a new token before a retry, so the row doesn't identify the caller."""
 CLIENTS = ("application", "client")
-"""What OAuth packages call the foreign key, or the model, of the client that a token was issued to."""
+"""How OAuth packages name the client that a token was issued to: as a foreign key, or as a model."""
 logger = logging.getLogger("django_idempotency")
 _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
@@ -54,7 +55,7 @@ def user_scope(request: Any) -> str | None:
         auser = getattr(request, "auser", None)
         if auser is None or getattr(getattr(auser, "func", None), "__module__", "") == DJANGO_AUSER:
             return None
-        # All that an asynchronous middleware may set, and all that `login_required` asks for an `async def` view.
+        # An asynchronous middleware may set only this, and `login_required` uses only this for an `async def` view.
         user = synchronous(auser)()
         if not is_authenticated(user):
             return None
@@ -62,7 +63,7 @@ def user_scope(request: Any) -> str | None:
 
 
 def with_client(caller: str, request: Any) -> str:
-    """Return the scope of a caller and of the client that acts for it in this request."""
+    """Return the scope of a caller together with the client, if any, that acts for it in this request."""
     client = _client(request)
     return caller if client is None else acting_for(caller) + client
 
@@ -79,8 +80,8 @@ def scope_of(
         default: ignore the project's `scope=`.
 
     Raises:
-        IdempotencyConfigurationError: the project's `scope=` or user object does not identify the caller.
-        Refused: the caller cannot be told apart.
+        IdempotencyConfigurationError: the project's `scope=` function or user object does not identify the caller.
+        Refused: the caller cannot be told apart from others.
     """
     if options.scope is not None and not default:
         token = _asked_for.set(options)
@@ -96,13 +97,13 @@ def scope_of(
 
 
 def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
-    """Return the scope that the request has without the project's `scope=`.
+    """Return the scope that the request would have without the project's `scope=`.
 
-    Inside a `scope=` function, `anonymous` is the endpoint's, elsewhere the project's.
+    Inside a `scope=` function, the endpoint's `anonymous` applies; elsewhere, the project's.
 
     Raises:
         IdempotencyConfigurationError: as `scope_of` does.
-        PermissionDenied: the caller cannot be told apart, outside of a `scope=` function.
+        PermissionDenied: the caller cannot be told apart from others. Inside a `scope=` function, this is `Refused`.
     """
     options = _asked_for.get()
     try:
@@ -114,10 +115,10 @@ def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
 
 
 def is_authenticated(user: Any) -> bool:
-    """Return whether a user, which may be whatever an authenticator returned, is authenticated.
+    """Return whether a user is authenticated. It can be any object that an authenticator has returned.
 
     Raises:
-        IdempotencyConfigurationError: it has no `is_authenticated`.
+        IdempotencyConfigurationError: the object has no `is_authenticated`.
     """
     if user is None:
         return False
@@ -132,7 +133,7 @@ def is_authenticated(user: Any) -> bool:
 def authenticated_scope(request: Any, authenticator: str = "") -> str:
     """Return the scope of `request.auth` and of the client that acts for it. See `auth_scope`."""
     scope = auth_scope(request.auth, authenticator)
-    # A user says nothing about the client, which another token of the request may name; a token is looked at already.
+    # A user says nothing about the client, but another token in the request may name it.
     return with_client(scope, request) if hasattr(request.auth, "is_authenticated") else scope
 
 
@@ -140,10 +141,10 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     """Return the scope for `request.auth`: a token, a user or a model instance set by the framework's authenticator.
 
     Args:
-        authenticator: its name, if another authenticator can set an equal text for another caller.
+        authenticator: the authenticator's name, if another one may set the same string for a different caller.
 
     Raises:
-        IdempotencyConfigurationError: the object does not identify the caller, so that all would share one scope.
+        IdempotencyConfigurationError: the object does not identify the caller, so all callers would share one scope.
     """
     if isinstance(auth, str) and auth:
         return credential_scope("auth", f"{authenticator}\n{auth}" if authenticator else auth)
@@ -180,8 +181,8 @@ def _token_scope(token: Model) -> str:
 def _client(request: Any) -> str | None:
     """Return a text that identifies the OAuth client acting for the user, or None.
 
-    Two clients of one user are two callers. Their token is looked for in all places: where the framework or a
-    middleware keeps it, then in the header.
+    Two clients of one user are two callers. The token is looked for first where the framework or a middleware keeps it,
+    and then in the header.
     """
     for name in ("auth", "access_token"):  # the second is set by OAuth2ExtraTokenMiddleware
         token = getattr(request, name, None)
@@ -194,7 +195,7 @@ def _client(request: Any) -> str | None:
         return client
     if not apps.is_installed("oauth2_provider"):
         return None
-    # Some authenticators and middlewares set the user only, and don't keep the token.
+    # Some authenticators and middlewares set only the user, and don't keep the token.
     backends = import_module("oauth2_provider.oauth2_backends")
     _, verified = backends.get_oauthlib_core().verify_request(request, scopes=[])
     return client_of(getattr(verified, "access_token", None))
@@ -203,8 +204,8 @@ def _client(request: Any) -> str | None:
 def client_of(token: Any) -> str | None:
     """Return a text that identifies the client that a token names, or None. Runs no query.
 
-    A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself, whose signature was checked
-    by whoever has authenticated the user.
+    A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself. Its signature has been
+    checked by the code that authenticated the user.
     """
     if hasattr(token, "is_authenticated"):
         return None  # a user, whose own foreign keys say nothing about a token
@@ -222,7 +223,7 @@ def client_of(token: Any) -> str | None:
 
 
 def _claims(token: str) -> Any:
-    """Return the claims of a JWT, its signature unchecked, or None if the text is none."""
+    """Return the claims of a JWT without checking its signature, or None if the text is not a JWT."""
     _, _, rest = token.partition(".")
     payload, dot, _ = rest.partition(".")
     try:
@@ -232,21 +233,21 @@ def _claims(token: str) -> Any:
 
 
 def _owner(row: Model, field: Any) -> str | None:
-    """Return the name of a foreign key with model and primary key of its target, or None if it is empty."""
+    """Return a foreign key's name with the model and primary key of its target, or None if the foreign key is empty."""
     value = getattr(row, field.attname)
     return None if value is None else f"{field.name}:{_place(field.related_model, row)}:{value}"
 
 
 def _is_access_token(auth: Any) -> bool:
-    """Return whether an object is an OAuth package's access token, or a project's own model of one.
+    """Return whether an object is an access token of an OAuth package, or of a project's model derived from one.
 
-    Comparing the names of classes imports none of the packages.
+    Only the names of classes are compared, so none of the packages needs to be imported.
     """
     return any((base.__module__, base.__name__) in ACCESS_TOKENS for base in auth.__class__.__mro__)
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the scope that a user has if the option `scope` is not set, for `forget` and `forget_scope`.
+    """Return the scope that a user has if the option `scope` is not set. Pass it to `forget` or `forget_scope`.
 
     Runs no query.
 
@@ -268,7 +269,7 @@ def scope_of_user(user: Any) -> str:
 
 
 def acting_for(account: str) -> str:
-    """Return the prefix of the scopes of OAuth clients that act for this account, and of no other.
+    """Return the prefix that the scopes of all OAuth clients acting for this account have, and no other scopes.
 
     The column `scope` has an index, which makes a query by prefix fast.
     """
@@ -276,19 +277,21 @@ def acting_for(account: str) -> str:
 
 
 def _place(model: Any, row: Model) -> str:
-    """Return the model of a row, with the alias of its database where that is not the default.
+    """Return the label of a row's model, with the alias of its database unless that is the default.
 
     Users in different databases can share a primary key.
     """
-    # A proxy model has the rows of its concrete model, and an account the same scope in both.
+    # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
     label: str = model._meta.concrete_model._meta.label
-    # The write alias, because reads can use a replica, and a retry another one.
+    # The write alias, because one request may read from a replica, and its retry from another one.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
 
 def _credential(request: Any, options: Options) -> str:
-    """Return a scope with a hash of the client's credentials, which the key table must not contain.
+    """Return a scope with a hash of the client's credentials.
+
+    The key table must not contain the credentials themselves.
 
     Raises:
         Refused: nothing identifies the caller and `anonymous` is "refuse", or the scheme of the Authorization header is
@@ -301,10 +304,10 @@ def _credential(request: Any, options: Options) -> str:
             value = _authorization(value)
         if value.lower() not in PLACEHOLDERS:
             sent[header.lower()] = value
-            # What every browser of a shop sends tells shops apart, but not their visitors.
+            # A key that every visitor's browser sends tells shops apart, but not their visitors.
             identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
-    # One hash of all credentials: tenants behind one gateway may send the same Authorization header and differ in their
-    # API keys. No header value can contain the line feed between them.
+    # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
+    # different API keys. No header value can contain the line feed that separates them.
     if not identified:
         if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
             sent["csrf"], identified = secret, True
@@ -334,8 +337,8 @@ def _authorization(value: str) -> str:
 def _form_secret(request: Any) -> str | None:
     """Return the CSRF secret of a browser, or None if Django has checked none for this request.
 
-    A browser gets it together with the form, but often gets its first session cookie only in response to that form: by
-    that cookie, a second click would seem to come from another caller.
+    A browser gets the secret together with the form, but often gets its first session cookie only in response to that
+    form. If the cookie identified the caller, a second click would seem to come from someone else.
     """
     if getattr(request, "_dont_enforce_csrf_checks", False):
         return None
@@ -346,7 +349,7 @@ def _form_secret(request: Any) -> str | None:
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """Return a scope with the hash of a secret value, shared by all callers who send it."""
+    """Return a scope that contains the hash of a secret value. All callers who send that value share it."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 

@@ -60,11 +60,11 @@ class Call:
         return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Decide by the response what happens to the view's writes and to the key."""
+        """Decide from the response what happens to the view's writes and to the key."""
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
-                # `LocaleMiddleware` would set it as well, but for a replay in the language of the second request.
+                # `LocaleMiddleware` sets it as well, but for a replay it would use the language of the second request.
                 response.headers.setdefault("Content-Language", language)
             return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")

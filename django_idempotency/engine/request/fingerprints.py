@@ -1,17 +1,17 @@
-"""What makes two requests equal? A retry has the same fingerprint, of 32 bytes, as the first request with its key.
+"""What makes two requests equal? A retry has the same 32-byte fingerprint as the first request with its key.
 
 # Note [The comparison uses the data that Django has read]
-The fingerprint of a multipart form is made of `request.POST` and `request.FILES`. Django fills them for POST only; with
-other methods, the package parses `request.body` in the same way. For all other requests, the fingerprint is made of
-`request.body`, which Django keeps, so that a view or a parser can read it again. The stream of a multipart form, in
-contrast, can be read only once, and has been read before the view runs: a view that reads it directly, or that sets
-upload handlers, needs the option `fingerprint=`.
+The fingerprint of a multipart form is made from `request.POST` and `request.FILES`. Django fills them only for POST;
+for other methods, the package parses `request.body` in the same way. For all other requests, the fingerprint is made
+from `request.body`. Django keeps it, so a view or a parser can read it again. The stream of a multipart form, in
+contrast, can be read only once, and has been read before the view runs. A view that reads it directly, or that sets
+upload handlers, therefore needs the option `fingerprint=`.
 
 # Note [One form for equal values]
-JSON and forms are converted into dicts, lists, texts and numbers, with the names in each dict sorted. The fingerprint
-is a hash of what `ascii()` makes of that, which is the same in every Python version. Neither the order of names nor
-white space between JSON values changes it. Uploaded files become tuples: JSON has none, so that no JSON can have the
-fingerprint of a file.
+JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
+is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of names nor
+white space between JSON values changes it. Uploaded files become tuples. JSON has no tuples, so a JSON body can never
+have the same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ from ..protocol.digests import digest
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
-"""A larger JSON or form body is compared by its bytes, because parsing takes memory: up to 85 times the size of a form
-(`%41%41…`) and 40 times that of JSON. For 128 KiB, that is at most 11 MiB and 20 ms; for the 2.5 MiB that Django
-accepts, it would be 200 MiB. The limit is no setting, because a retry after a change would get another fingerprint.
+"""If a JSON or form body is larger, its raw bytes are compared, because parsing takes memory: up to 85 times the size
+of a form (`%41%41…`), and up to 40 times the size of JSON. For 128 KiB, that is at most 11 MiB and 20 ms; for the 2.5
+MiB that Django accepts, it would be 200 MiB. The limit isn't a setting, because a retry after a change would get a
+different fingerprint.
 """
 REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, time)
-"""Types of URL arguments with the same text in each process. A converter can return any other object, too."""
+"""Types of URL arguments whose text is the same in every process. A converter can also return any other object."""
 CSRF_FIELD = "csrfmiddlewaretoken"
-"""Each page has a new CSRF token, which is left out of the comparison."""
+"""The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
 BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
-"""How a body begins while it is still encoded. Brotli has no such mark: set CONTENT_LENGTH where you decompress it."""
+"""The first bytes of a body that is still encoded. With Brotli, there are no such bytes: code that decompresses it must
+set CONTENT_LENGTH."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
-"""Django's own errors while it reads a form, after which it shows the view an empty body."""
+"""Errors that Django raises while it reads a form. After them, the view would get an empty body."""
 
 
 Reader = Callable[[Any, Options, str], Any]
@@ -67,25 +69,27 @@ Reader = Callable[[Any, Options, str], Any]
 class Unparsable(Exception):
     """There is no parsed data to compare, so the bytes are compared.
 
-    A body declared as JSON need not be JSON, and isn't refused, because some views can read it all the same.
+    A body that is declared as JSON may not be valid JSON. It isn't refused, because some views can read it all the
+    same.
     """
 
 
 def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> bytes:
-    """Return the fingerprint of a request: of its target always, of query and payload what the option says.
+    """Return a hash of the request's target, and of those parts of query and payload that the option selects.
 
-    See Note [The comparison uses the data that Django has read]. Each way of making it has a version, which is hashed,
-    too, so that fingerprints made in a new way never equal old ones.
+    See Note [The comparison uses the data that Django has read]. Each way of making a fingerprint has a version, which
+    is hashed as well, so that fingerprints made in a new way never equal old ones.
 
     Args:
         request: Django's request.
         options: the resolved options.
         asked_with: the request that option callables are called with.
-        read: reads the body as the view's framework does: `payload_of`, where it has no parsers of its own.
+        read: reads the body as the view's framework does. For a framework without parsers of its own, this is
+            `payload_of`.
 
     Raises:
         IdempotencyConfigurationError: the body cannot be read again, or the project's callable did not return bytes.
-        BadRequest: the body is shorter than the client has said.
+        BadRequest: the body is shorter than the client said.
         Refused: the body cannot be compared.
     """
     chosen = options.fingerprint
@@ -114,12 +118,14 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 
 
 def _captured(request: HttpRequest, operation: str) -> str:
-    """Return the URL's arguments, the target of an operation with a name of its own.
+    """Return the target of an operation that has a name of its own: the URL's arguments.
 
-    Its keys survive a renamed route, and a key of one object is never answered with the response of another.
+    Its keys survive a renamed route, and a key that was used for one object is never answered with the response for
+    another.
 
-    The path is the target instead if an argument has no text that a retry repeats, and if the name is the one that the
-    operation had without the option, which a project sets to find the keys already stored.
+    In two cases, the target is the path instead. One is an argument whose text may differ in a retry. The other is a
+    name that the operation would also have without the option: a project sets that name so that it still finds the keys
+    already stored.
     """
     match_: Any = request.resolver_match
     args, kwargs = getattr(match_, "args", None), getattr(match_, "kwargs", None)
@@ -132,9 +138,9 @@ def _captured(request: HttpRequest, operation: str) -> str:
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return the content type's parameters and the charset that Django decodes the body with, as a text.
+    """Return the content type's parameters and the charset that Django decodes the body with, as a string.
 
-    The boundary is left out, because each retry has a new one. Without a charset, Django's default takes its place.
+    The boundary is left out, because each retry has a new one. If no charset is given, Django's default is used.
     """
     given = dict(named)
     given.pop("boundary", None)
@@ -164,7 +170,7 @@ def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any
 
 
 def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[[], Any]) -> Any:
-    """Return the body as `payload_of` does, for a view that gets it from a parser of its framework.
+    """Return the body as `payload_of` does, for a view that gets it from one of its framework's parsers.
 
     Args:
         parsed: returns that parser's data, or raises `Unparsable`.
@@ -190,11 +196,11 @@ def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[
 
 
 def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
-    """Return the fields and file contents of a multipart form, whose files the view can still read."""
+    """Return the fields and file contents of a multipart form. The view can still read the files."""
     try:
         form = read()
     except (LookupError, ValueError) as error:
-        # The form's charset is unknown to Python, or a codec that does not return text.
+        # The form's charset is unknown to Python, or is a codec that does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     _refuse_incomplete(request, getattr(request, "_stream", None), empty=not form)
     return form
@@ -212,7 +218,7 @@ def _djangos_form(request: HttpRequest) -> Any:
 def _patched(request: HttpRequest, body: bytes) -> Any:
     """Return the content of a multipart form that Django does not parse, because the method is not POST.
 
-    The request keeps its own handlers, with which the view can read the form in its own way.
+    The request keeps its own upload handlers, so the view can still read the form in its own way.
     """
     handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
     try:
@@ -225,28 +231,28 @@ def _patched(request: HttpRequest, body: bytes) -> Any:
     except (*UNREADABLE, LookupError, ValueError) as error:
         raise Unparsable from error
     if not form:
-        raise Unparsable  # Django finds nothing in a body without the boundary
+        raise Unparsable  # Django finds nothing if the body lacks the boundary
     return form
 
 
 def _consumed() -> IdempotencyConfigurationError:
     return IdempotencyConfigurationError(
         "the request's body was consumed before the view (by a middleware that calls request.read(), or by a "
-        "permission that asks for request.data, which is neither JSON nor a form), so it cannot be compared with a "
+        "permission that reads request.data when the body is neither JSON nor a form), so it cannot be compared with a "
         "retry's. Use request.body there, or pass fingerprint= to @idempotent."
     )
 
 
 def _refuse_incomplete(request: Any, stream: Any, *, empty: bool) -> None:
-    """Refuse an incomplete body, since a retry with the whole one would have another fingerprint.
+    """Refuse an incomplete body, because a retry with the complete one would have a different fingerprint.
 
-    Gunicorn, for example, passes one on without an error when the client closes the connection in the middle.
+    Gunicorn, for example, passes on an incomplete body without an error if the client closes the connection too early.
     """
     # Some test clients and servers set CONTENT_LENGTH to a number.
     said = str(request.META.get("CONTENT_LENGTH", ""))
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        # Django reads it as empty under WSGI, and two different bodies would be equal.
+        # Under WSGI, Django reads such a body as empty, so two different bodies would look equal.
         raise Refused(length_required())
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
@@ -254,13 +260,13 @@ def _refuse_incomplete(request: Any, stream: Any, *, empty: bool) -> None:
         encoded = "HTTP_CONTENT_ENCODING" in request.META
         received = length if encoded and _decompressed(request) else len(request.body)
     else:
-        return  # under ASGI, Django gets a form only when the server has received all of it
+        return  # under ASGI, Django gets a form only after the server has received all of it
     if received < length:
         raise exceptions.BadRequest("The request's body ended before its Content-Length.")
 
 
 def _decompressed(request: Any) -> bool:
-    """Return whether a middleware has decompressed the body and left the length of the compressed one."""
+    """Return whether a middleware has decompressed the body, but kept the Content-Length of the compressed one."""
     encoding = request.META["HTTP_CONTENT_ENCODING"].lower().removeprefix("x-")
     begins = BEGINS.get(encoding, b"")
     return not begins.startswith(request.body[: len(begins)])
@@ -270,9 +276,9 @@ def _decompressed(request: Any) -> bool:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """Return the data of the framework's parser if the body is JSON or a form, which saves parsing it again.
+    """Return what the framework's parser has read from a JSON or form body, to save parsing it again.
 
-    Other parsers return objects of any kind and size: one for YAML can make millions of values from a few bytes.
+    Other parsers return objects of any kind and size: a YAML parser can make millions of values from a few bytes.
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
@@ -286,7 +292,7 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
 
 def _value(content_type: str, body: bytes) -> Any:
     if len(body) > MAX_PARSED_BYTES:
-        # It could take seconds and hundreds of megabytes.
+        # Parsing it could take seconds and hundreds of megabytes.
         raise Unparsable
     try:
         if JSON.fullmatch(content_type):
@@ -301,7 +307,7 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """A JSON number that is no integer, as the client wrote it: as floats, two different ones could be equal."""
+    """A JSON number that isn't an integer, as the client wrote it: as floats, two different numbers could be equal."""
 
     __slots__ = ()
 
@@ -313,7 +319,7 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     pairs.sort(key=itemgetter(0))
     value = dict(pairs)
     if len(value) != len(pairs):
-        # A name twice in one object: some parsers use its first value, others the last.
+        # The object contains a name twice: some parsers use its first value, others the last.
         raise Unparsable
     return value
 
@@ -325,7 +331,7 @@ def plain(value: Any) -> Any:
     """Turn a value from a framework's parser into dicts, lists and the like; different values stay different.
 
     Raises:
-        TypeError: for an object that is not JSON, a file, bytes or a Decimal.
+        TypeError: for an object that is neither JSON nor a file, bytes or a Decimal.
         RecursionError: for a value nested too deeply.
     """
     if isinstance(value, MultiValueDict):
@@ -338,7 +344,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict with a list of values for each name, of which a form can have several."""
+    """Return a dict with a list of values for each name, because a form can contain a name several times."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 
@@ -361,12 +367,13 @@ def _tagged(value: Any) -> Any:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of its content type count, because the charset, for one, can change how the view reads the file.
+    # The parameters of its content type count, because the charset, for example, can change how the view reads the
+    # file.
     return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Return the chosen fields of a JSON object or of each in a list, and the whole object if it has none of them."""
+    """Return the chosen fields of a JSON object or of each in a list. An object with none of them is kept whole."""
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):

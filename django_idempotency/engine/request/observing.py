@@ -2,9 +2,9 @@
 
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. Until then the view runs for every request,
-and the client gets its response unchanged. With ATOMIC_REQUESTS, it runs in one transaction, as it would without the
-package. The key is claimed in a short transaction of its own, and completed in another; if either fails, the error is
-logged, and never reaches the client.
+and the client gets its response unchanged. With ATOMIC_REQUESTS, the view runs in one transaction, as it would without
+the package. The key is claimed in a short transaction of its own, and completed in another; if either fails, the error
+is logged, and never reaches the client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -> HttpResponseBase:
-    """Run the view, and log what a protected one would have replayed or refused. See Note [Observing]."""
+    """Run the view, and log what would have been replayed or refused with protection. See Note [Observing]."""
     warn_if_unprotected(call.operation_name())
     wanted = safely(ask)
     if not isinstance(wanted, ClaimRequest):
@@ -59,7 +59,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
     if not isinstance(response, HttpResponseBase):  # Django Ninja makes the client's response itself
         response = call.adapter.response(call, response)
     if call.options.verdict_on(response) is Verdict.KEEP:
-        # Observing must not render a response, which leaves only the status to store.
+        # Observing must not render a response, so only its status can be stored.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
         store.complete(claim, snapshot, ttl=wanted.ttl)
     else:
@@ -67,7 +67,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run a function in a transaction, or in a savepoint so that an exception cannot break an open one."""
+    """Run a function in a transaction, or in a savepoint if one is open, so that an exception cannot break it."""
     return safely(transaction.atomic(using=store.alias)(work))
 
 

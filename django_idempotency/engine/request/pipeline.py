@@ -1,4 +1,4 @@
-"""In which order does a request meet the rules? The order is part of the contract and must not change.
+"""In which order are the rules applied to a request? The order is part of the contract and must not change.
 
 1. A method that is not protected goes straight through: `unprotected.py`, and `atomic_requests.py` for its transaction.
    `PAUSED` stops everything else. In observe mode the view runs in any case: `observing.py`.
@@ -41,7 +41,7 @@ from .unprotected import identity_of, pass_through
 from .view_call import ViewCall
 
 UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid", "paused": "paused"}
-"""The events of problems that end a request before its key is known."""
+"""The event for each problem that ends a request before its key is known."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:

@@ -1,6 +1,6 @@
-"""Which error answers does the package give? Problem details of RFC 9457, one function each.
+"""Which error answers does the package give? Each function makes one of them, as problem details (RFC 9457).
 
-Titles are those of section 2.7 of the IETF draft on `Idempotency-Key`, and are never translated; details are.
+Titles follow section 2.7 of the IETF draft on `Idempotency-Key`, and are never translated. Details are translated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 DESCRIBED = frozenset({400, 409, 422})
-"""The statuses of answers that link to the project's documentation of its keys."""
+"""The statuses of answers that link to the project's documentation about its keys."""
 
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
@@ -66,7 +66,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "length-required": Meaning.FINAL,
     "body-too-large": Meaning.FINAL,
 }
-"""The one meaning of each code, repeated in the documented clients and on the page about them."""
+"""The meaning of each code. The documented clients and the page about them repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class Problem:
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
-    """Type and id of the object that the first request has referred to, if it came from the same caller."""
+    """Type and id of the object that the first request referred to, if it came from the same caller."""
     refused: bool = False
     """With "already-used": whether the first request was refused with a status of 400 or above."""
 
     @property
     def meaning(self) -> Meaning:
-        """What a client does now: "retry", "log in", "look up" or "final", as the documentation for clients says."""
+        """What a client should do: "retry", "log in", "look up" or "final", as the documentation for clients says."""
         return MEANINGS[self.code]
 
 
@@ -99,7 +99,7 @@ class Refused(Exception):
 
 
 def missing_key(options: Options, request: HttpRequest | None = None) -> Problem:
-    """Return the error for a request without a key, naming a header of a similar name if there is one."""
+    """Return the error for a request without a key, mentioning a header with a similar name if there is one."""
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
@@ -157,7 +157,7 @@ def outstanding(options: Options, retry_after: int = SHORTEST_RETRY_AFTER) -> Pr
 
 
 def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
-    """Return the error for a held key. With DEBUG, its detail says how the calls `unkeyed` can be repeated."""
+    """Return the error for a held key. With DEBUG, its detail says how the calls in `unkeyed` can be repeated."""
     title = "The outcome for this Idempotency-Key is unknown"
     detail = _(
         "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "
@@ -208,7 +208,7 @@ def paused() -> Problem:
 
 
 def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
-    """Return the error for a refusal, or for an exception of `run_once`."""
+    """Return the error for a refusal, or for an exception that `run_once` has raised."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():
             problem = already_used(options)
@@ -227,13 +227,13 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """Return the error response of a protected view for an exception that `run_once` has raised.
+    """Return the error response that a protected view would give, for an exception that `run_once` has raised.
 
     Its status is 409 or 422, or 503 if the store was busy; `Retry-After` is set if a retry can succeed.
 
     Args:
         request: Django's or the REST framework's request.
-        error: the exception of `run_once`.
+        error: the exception that `run_once` has raised.
 
     Returns:
         The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
@@ -260,10 +260,10 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
 
 
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    """Return an HTML page for a browser, or a fragment for htmx; None for a program, or without Django's templates.
+    """Return a page for a browser, a fragment for htmx, or None for programs and for projects without Django templates.
 
-    A button on it sends the form again with the same key. It doesn't reload itself, because that would be a GET, which
-    answers with an empty form and a new key: a customer would fill it in and order the same goods twice.
+    A button on the page sends the form again with the same key. The page doesn't reload itself: a reload would be a
+    GET, which returns an empty form with a new key, and a customer who filled it in would order the same goods twice.
     """
     by_htmx = request.headers.get("HX-Request") == "true"  # htmx 2 accepts anything, and would show the shopper JSON
     if not by_htmx and request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
@@ -293,13 +293,13 @@ def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
 
 
 def _form_url(request: HttpRequest) -> str | None:
-    """Return the page from which the form was sent, if it is this site's. A GET of it brings a new key."""
+    """Return the URL of the page with the form, if it belongs to this site. Loading that page again gives a new key."""
     referer = request.headers.get("Referer")
     return referer if url_has_allowed_host_and_scheme(referer, {request.get_host()}, request.is_secure()) else None
 
 
 def _again_headers(request: HttpRequest) -> str:
-    """Return the headers of `hx-headers`, without which the same form would be another request."""
+    """Return the value of `hx-headers`: the headers that the form needs in order to be sent as the same request."""
     names = (get_settings().header, "X-CSRFToken")
     return json.dumps({name: request.headers[name] for name in names if name in request.headers})
 

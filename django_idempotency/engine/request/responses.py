@@ -1,4 +1,4 @@
-"""What is stored of a response, how is it replayed, and what do the answer 202 and its status page say?"""
+"""Which parts of a response are stored, how is it replayed, and what do the answer 202 and its status page say?"""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ NEVER_KEPT = frozenset(
     }
 )
 """Headers that are not stored: most are about one connection rather than the response (RFC 9110 section 7.6.1), and the
-last two can contain a session or a new token, which belong in no table."""
+last two can contain a session or a new token, which must not end up in a table."""
 REASON = ":reason"
 """A reason phrase that the view has set is stored as a header of this name, which no real header has."""
 SALT = "django_idempotency.status"
 PROOF, CLAIM = 16, 24
-"""The bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a claim."""
+"""The lengths in bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a
+claim."""
 ABANDONED = "abandoned"
 """The status page's word for a key in progress whose worker has died: a retry takes it over, or a person decides."""
 
 
 def capture(response: HttpResponseBase, options: Options) -> Snapshot:
-    """Return what can be stored of a final response, which is rendered or streaming.
+    """Return what can be stored of a final response. It has been rendered, or it is streaming.
 
-    A streaming or too large one keeps its status and `Location`. With `store_body=False` only the status is stored,
-    because even `Location` can contain a secret, such as an OAuth code or a link to reset a password.
+    Of a streaming response, or one that is too large, only the status and `Location` are stored. With
+    `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
+    or a link to reset a password.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -87,7 +89,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     reason = headers.pop(REASON, None)
     response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
     if len(response.headers) > len(headers):
-        del response.headers["Content-Type"]  # Django has added it, the stored response has none
+        del response.headers["Content-Type"]  # Django has added it; the stored response had none
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
             response.cookies.load(value)
@@ -107,7 +109,7 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # A view can answer 202, too; by `code` the client knows that this one is the package's.
+    # A view can answer 202, too. `code` tells the client that this answer comes from the package.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -118,7 +120,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
     """Return the path of a key's status page.
 
     Args:
-        created_at: the time of the row's claim, or None if there is no row and the page will answer 404.
+        created_at: when the row was claimed, or None if there is no row. The page will then answer 404.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
@@ -134,16 +136,16 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
 
 def stamp(created_at: datetime | None) -> bytes:
-    """Return 8 bytes that stand for the time of a claim, so that an address is valid for one claim of its key."""
+    """Return 8 bytes made from the time of a claim, so that an address is valid for only one claim of its key."""
     return sha256(str(created_at).encode()).digest()[:8]
 
 
 def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
-    """Return a text that proves the claim, and hides it from those without the secret.
+    """Return a text that proves the claim, and hides it from anyone who does not know the secret.
 
-    The hashes of a claim involve no secret: whoever knew them could find short keys and ids of users by trying. The
-    construction is that of RFC 5297, where the proof is the nonce of the encryption; rather than a package's cipher,
-    one HMAC is mask enough for 24 bytes.
+    The hashes in a claim involve no secret: anyone who knew them could find short keys and user ids by trial and error.
+    The construction is that of RFC 5297, where the proof also serves as the nonce of the encryption. No package with a
+    cipher is needed, because one HMAC is long enough to mask 24 bytes.
     """
     proof = salted_hmac(f"{SALT}.proof", alias.encode() + claim, secret, algorithm="sha256").digest()[:PROOF]
     return urlsafe_b64encode(proof + _masked(secret, proof, claim) + alias.encode()).decode().rstrip("=")
@@ -155,7 +157,7 @@ def _masked(secret: str | bytes, proof: bytes, claim: bytes) -> bytes:
 
 
 def _claimed(token: str) -> tuple[str, bytes] | None:
-    """Return the alias and the claim of a token that this project has made, or None."""
+    """Return the alias and the claim in a token that this project has made, or None."""
     try:
         raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
         proof, masked, alias = raw[:PROOF], raw[PROOF : PROOF + CLAIM], raw[PROOF + CLAIM :].decode()

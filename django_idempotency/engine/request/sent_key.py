@@ -45,9 +45,9 @@ def read_key(request: Any, options: Options) -> str | None:
 
 
 def refusing_late(wanted: ClaimRequest) -> ClaimRequest:
-    """Refuse the key if it is older than `ttl` and has no row (`late_keys="refuse"`).
+    """Return the claim, changed to refuse a key that is older than `ttl` and has no row (`late_keys="refuse"`).
 
-    The client's clock, which dated the key, may run some minutes ahead, so that the key is accepted until some minutes
-    after `ttl`. Its row must not expire before that, or a retry would run the view again.
+    The client's clock, which dated the key, may be a few minutes ahead. The key may therefore be accepted until a few
+    minutes after `ttl`, and its row must not expire before that, or a retry would run the view again.
     """
     return replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=partial(is_late, wanted.identity.key, wanted.ttl))

@@ -8,7 +8,7 @@ from django.contrib.sessions.backends.base import SessionBase
 
 
 def keep_stored_session(request: Any) -> None:
-    """Replace a duplicate's session, so that Django doesn't save what it loaded over the first request's changes."""
+    """Replace a duplicate's session, so that Django doesn't overwrite the first request's changes with older data."""
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
         request.session = type(loaded)(loaded.session_key)

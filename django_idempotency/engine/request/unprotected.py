@@ -1,7 +1,7 @@
 """How does a view run without protection?
 
-It does for methods that are not protected, for requests without an optional key, in observe mode, and while the package
-is switched off.
+This happens for methods that are not protected, for requests without an optional key, in observe mode, and while the
+package is switched off.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> Non
 
 
 def identity_of(call: ViewCall) -> Identity | None:
-    """Return the identity that an unprotected request would have, or None without a usable key or caller."""
+    """Return the identity that the request would have if protected, or None if its key or caller is unusable."""
     if call.method not in call.options.methods:
         return None
     warn_if_unprotected(call.operation_name())
@@ -69,7 +69,7 @@ def safely(work: Callable[[], T]) -> T | None:
         return work()
     except Exception as error:
         if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # or the view would get an empty body
+            raise  # otherwise the view would get an empty body
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None

@@ -19,7 +19,7 @@ from .responses import capture
 
 
 class ViewCall(Call):
-    """A call that an engine can run, as `Work`; what depends on the framework is asked of its adapter.
+    """A call that an engine can run as `Work`. Everything that depends on the framework is left to its adapter.
 
     While the view runs, Django's request has the attribute `_idempotency_runs`.
     """
@@ -38,7 +38,7 @@ class ViewCall(Call):
         return self.judge(response)
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's answer to an exception of the view, or None."""
+        """Return the framework's answer to an exception that the view has raised, or None."""
         return self.adapter.answer(self, error)
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:
@@ -52,15 +52,15 @@ class ViewCall(Call):
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request
         request.idempotency = operation
-        # Only `reconcile` needs it, which atomic mode never calls, and it makes a reference cycle.
+        # This makes a reference cycle, and only `reconcile` needs it, which atomic mode never calls.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
 
 def final_response(response: Any, options: Options) -> Finished[HttpResponseBase]:
-    """Return the final outcome with the response of the project's `reconcile`, rendered.
+    """Render the response that the project's `reconcile` has returned, and return the final outcome with it.
 
-    Raises `IdempotencyConfigurationError` if it is not final.
+    Raises `IdempotencyConfigurationError` if the response is not final.
     """
     if not isinstance(response, HttpResponseBase):
         raise IdempotencyConfigurationError(
@@ -70,8 +70,8 @@ def final_response(response: Any, options: Options) -> Finished[HttpResponseBase
         response.render()
     if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
-            f"reconcile answered {response.status_code}, which is not final, but would be replayed. If it does not "
-            "know yet, let it raise: the doubt remains, and the next retry asks again."
+            f"reconcile answered {response.status_code}, which is not final, although it would be replayed. If "
+            "it does not know yet, let it raise an exception: the doubt remains, and the next retry calls it again."
         )
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))
 
