@@ -161,8 +161,8 @@ class _Attempt(NoBridgeAbove):
             return
         problem = (
             f"The work of {identity.operation!r} came back to its own key, {identity.reference} on database "
-            f"{database!r}, before it was done: by a signal receiver or a recursion, for example. It was not run "
-            "again. Call it outside of that work, or give it an operation or a key of its own."
+            f"{database!r}, before it was done, for example by a signal receiver or a recursion. It was not run "
+            "again. Call it outside that work, or give it an operation or a key of its own."
         )
         with harmless():  # the work may catch the error, and go on
             logger.error(problem)
@@ -282,7 +282,7 @@ class _Attempt(NoBridgeAbove):
     def refuse_if_all_is_lost(self) -> None:
         if self.connection.needs_rollback:
             raise TransactionBroken(
-                "The database has rolled back the whole transaction, because of a deadlock, for example. What was "
+                "The database has rolled back the whole transaction, for example because of a deadlock. What was "
                 "written before this operation, in the same transaction, is lost. Roll back, and start that "
                 "transaction again."
             )

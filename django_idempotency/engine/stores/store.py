@@ -91,11 +91,12 @@ class Store(ABC):
     unmigrated: ClassVar[frozenset[object]]
     """The database's error codes, as `code` returns them.
 
-    repeatable: a claim may succeed in a new transaction, as after a deadlock or a serialization failure.
+    repeatable: a claim may succeed in a new transaction, for example after a deadlock or a serialization failure.
     rolled_back: the whole transaction is gone, perhaps because a duplicate won.
     busy: the database did not answer a claim in time.
-    lost: the connection could not complete the key, but a retry can. down: the database can't be reached, has no
-    connections left or is read-only, so it can't take claims. unmigrated: a table or a column is missing."""
+    lost: the connection could not complete the key, but a retry can.
+    down: the database can't be reached, has no connections left or is read-only, so it can't take claims.
+    unmigrated: a table or a column is missing."""
 
     def __init__(self, alias: str) -> None:
         self.alias, self.journal, self._sql = alias, Journal(alias), Queries(alias)
@@ -334,11 +335,11 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any, Any]:
-        """Lock the row if its attempt and status are still those of `stored`. If several requests compete, one gets the
-        lock.
+        """Lock the row if its attempt and status are still those of `stored`.
 
-        Returns a query for the row and three facts about it: whether the row has expired, whether its lease has
-        expired, and how many of its steps have no result. Without the lock, all three are None.
+        If several requests compete, one gets the lock. Returns a query for the row and three facts about it: whether
+        the row has expired, whether its lease has expired, and how many of its steps have no result. Without the lock,
+        all three are None.
 
         The condition compares no times. Otherwise, if the table is small, the database might use the index on
         `expires_at` and lock a whole range of it.
