@@ -29,29 +29,29 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """Return the collation that compares bytes, trailing spaces included. None on SQLite, whose default does."""
+    """Return the collation that compares bytes, trailing spaces included. None on SQLite, where it is the default."""
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
 
 
 class ExactCharField(_Exact, models.CharField):  # type: ignore[type-arg]
-    """A short text, compared byte by byte on every database."""
+    """Short text, compared byte by byte on every database."""
 
 
 class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
-    """A text of any length, compared byte by byte on every database."""
+    """Text of any length, compared byte by byte on every database."""
 
 
 class IndexWhereSet(models.Index):
-    """An index of the rows in which `set_column` is set, which are few: most keys have no error text, for example.
+    """An index on the rows in which `set_column` is set. They are few: for example, most keys have no error text.
 
-    MySQL and MariaDB have no partial indexes, and get a plain one of all rows. `models.Index(condition=…)` would print
-    a warning there.
+    MySQL and MariaDB have no partial indexes, so there it is a plain index on all rows. `models.Index(condition=…)`
+    would print a warning there.
 
     Args:
-        set_column: the index has only the rows in which this column is not NULL.
-        plain_fields: the columns of the plain index, if they are not the columns of the partial index.
+        set_column: the index contains only the rows in which this column is not NULL.
+        plain_fields: the columns of the plain index, if they differ from those of the partial index.
     """
 
     def __init__(self, *, set_column: str, plain_fields: tuple[str, ...] = (), **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The two tables: a key of one caller and operation a row, and the steps of leased operations."""
+"""The two tables: the keys, each of which belongs to one caller and operation, and the steps of leased operations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ATTENTION_FITS = Exact(
     IsNull(models.F("attention_at"), False),
     models.Q(GreaterThan(models.F("unknown") + models.F("effects"), 0), status="failed"),
 )
-"""A failed key needs attention exactly if a call took effect or a step has no result. On other keys the column stays
-NULL; a lapsed lease and a claim without a lease are found by other columns."""
+"""A failed key needs attention if a call took effect or a step has no result, and only then. On other keys the column
+stays NULL. Keys with a lapsed lease, or claimed without a lease, are found by other columns."""
 
 
 class IdempotencyKey(models.Model):
@@ -46,8 +46,8 @@ class IdempotencyKey(models.Model):
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # Unique by two hashes rather than `scope`, `operation` and `key`: half the size of an index of texts, and numbers
-    # compare alike on every database.
+    # Keys are unique by two hashes rather than by `scope`, `operation` and `key`: the index is half the size of one on
+    # texts, and every database compares numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -58,7 +58,7 @@ class IdempotencyKey(models.Model):
     # NULL in atomic mode, which has no calls.
     policy = models.CharField(_("policy"), max_length=11, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
-    # What the steps of the key come to. See Note [One truth about a key] in engine/stores/journal.py.
+    # What has become of the key's steps. See Note [One truth about a key] in engine/stores/journal.py.
     unknown = models.PositiveIntegerField(_("steps without a result"), default=0, db_default=0, editable=False)
     effects = models.PositiveIntegerField(_("finished calls"), default=0, db_default=0, editable=False)
     attention_at = models.DateTimeField(_("needs attention since"), null=True, blank=True, editable=False)
@@ -67,7 +67,7 @@ class IdempotencyKey(models.Model):
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
-    # Bytes, because a column of text or JSON would not return exactly what was stored.
+    # Bytes, because a text or JSON column would not return exactly what was stored.
     body = models.BinaryField(_("body"), null=True)
     last_error = models.TextField(_("last error"), null=True, blank=True)
     # What the view passed to `Operation.refer_to`.
@@ -76,8 +76,8 @@ class IdempotencyKey(models.Model):
     # What people and commands decided: a JSON list, oldest first, kept by `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # Set by almost every change: a claim, a renewed lease, a person's decision. A decision is refused if this has
-    # changed since the person read the key.
+    # Set by almost every change, such as a claim, a renewed lease or a person's decision. A decision is refused if this
+    # has changed since the person read the key.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -91,12 +91,14 @@ class IdempotencyKey(models.Model):
         ]
         indexes = [
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
-            # Finds everything of one caller, to delete it.
+            # Finds everything that belongs to one caller, so that it can be deleted.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
-            # Completing an atomic key changes no index on PostgreSQL, except that on `resource_id` after `refer_to`.
+            # On PostgreSQL, completing an atomic key changes no index, except the one on `resource_id` after
+            # `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
-            # Finds the failed keys, each of which has a `last_error`: those that need attention, and the others by age.
-            # It is one index because PostgreSQL reads the condition of each anew at every claim and completion.
+            # Finds the failed keys, each of which has a `last_error`: first those that need attention, and then the
+            # others by age. There is only one index for both, because PostgreSQL reads the condition of each partial
+            # index anew at every claim and completion.
             IndexWhereSet(
                 fields=["attention_at", "created_at"],
                 name="idempotency_failed_idx",
@@ -117,7 +119,7 @@ class IdempotencyKey(models.Model):
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Read from the same alias again, also for a deferred field. A router might choose a replica."""
+        """Read from the same alias again, even for a deferred field, because a router might choose a replica."""
         super().refresh_from_db(using or self._state.db, *args, **kwargs)
 
     @property
@@ -129,8 +131,8 @@ class IdempotencyKey(models.Model):
 class IdempotencyStep(models.Model):
     """A step of a leased operation: an external call, an external read or a local write.
 
-    The start of a call is committed before it is made, and its result after it; without `finished_at`, the call is
-    running or in doubt. A local write commits together with its result.
+    The start of a call is committed before the call is made, and its result afterwards. Without `finished_at`, the call
+    is running or in doubt. A local write commits together with its result.
     """
 
     class Kind(models.TextChoices):
@@ -139,8 +141,9 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # No constraint, which would search for steps at each DELETE of a key, in vain for those of atomic mode. No index
-    # either, because that of the unique constraint begins with this column.
+    # There is no foreign key constraint, because it would search for steps at each DELETE of a key, even though keys in
+    # atomic mode have none. There is no separate index either, because the index of the unique constraint begins with
+    # this column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
@@ -150,8 +153,8 @@ class IdempotencyStep(models.Model):
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the view asked for the derived key before each start of the call. It never turns True again: one start
-    # without the key is enough to make a repeat unrecognizable.
+    # Whether the view asked for the derived key before each start of the call. Once False, it stays False, because one
+    # start without the key is enough to make a repeat unrecognizable.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
@@ -161,7 +164,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        # Steps are shown on the page of their key only, and need no permissions of their own.
+        # Steps are shown only on their key's page, and need no permissions of their own.
         default_permissions = ()
         constraints = [
             models.UniqueConstraint(fields=["key", "key_hash", "scope_hash", "name"], name="idempotency_step_uniq")

@@ -1,7 +1,7 @@
 """Stores for the keys of views that write nothing to the project's databases.
 
-A backend is one method: compare-and-swap with expiry. What keys mean is decided above it, in the engine, by the same
-rules as for keys in the database, with the same errors and events.
+A backend consists of one method: compare-and-swap with an expiry time. The engine above it decides what the keys mean,
+by the same rules as for keys in the database and with the same errors and events.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ __all__ = ["KeyValueBackend"]
 
 
 class KeyValueBackend:
-    """The base class of all backends. `OPTIONS` in the setting `BACKENDS` become the arguments of its constructor.
+    """The base class of all backends. The `OPTIONS` in `BACKENDS` become the arguments of its constructor.
 
     One instance serves all threads of a process.
     """
 
     max_bytes: ClassVar[int | None] = None
-    """The longest value that the store takes, in bytes; None: any. A longer response leaves a tombstone."""
+    """The size in bytes of the longest value that the store accepts, or None if there is no limit. A longer
+    response leaves a tombstone."""
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
-        """Return the value stored under `name`, and in the same atomic step replace it if it is `old`.
+        """Return the value stored under `name`, and in the same atomic step replace it if it equals `old`.
 
         Args:
             name: ASCII characters without spaces, about 40 of them.
-            old: what must be stored for a change. None: nothing, or only a value that has expired.
-            new: what to store instead, never empty. None deletes; if `old` is None as well, the call only reads.
-            seconds: when the new value expires, by the store's own clock. It counts as absent from then on.
+            old: the value that must be stored for a change to happen. None means that there must be no value, or only
+                one that has expired.
+            new: the value to store instead, which is never empty. None deletes the stored value. If `old` is None as
+                well, the call only reads.
+            seconds: how long it takes until the new value expires, by the store's own clock. From then on, it counts as
+                absent.
 
         Returns:
             What was stored before the call, or None if there was nothing, or only an expired value.
@@ -42,5 +46,5 @@ class KeyValueBackend:
         raise NotImplementedError
 
     def check(self) -> Iterable[CheckMessage]:
-        """Return what is wrong with the server, for `manage.py check --database`. It may ask the server."""
+        """Return what is wrong with the server, for `manage.py check --database`. This may query the server."""
         return ()

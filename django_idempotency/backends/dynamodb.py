@@ -17,22 +17,22 @@ from . import KeyValueBackend
 __all__ = ["DynamoDBBackend"]
 
 LIMITS = Config(connect_timeout=1, read_timeout=1, retries={"mode": "standard", "total_max_attempts": 2})
-"""One second for an answer, and a second try. boto3's defaults are 60 seconds and more tries."""
+"""At most one second for an answer, and a second try. boto3's defaults are 60 seconds and more tries."""
 
 
 class DynamoDBBackend(KeyValueBackend):
-    """Keeps keys in a table of DynamoDB, each by one conditional write.
+    """Keeps keys in a DynamoDB table. Each change is one conditional write.
 
-    The table needs the partition key `name`, a string, no sort key, and Time to Live on the attribute `expires`.
-    Because DynamoDB has no clock in its conditions and deletes expired items days later, each condition compares
-    `expires` with this machine's clock. Global tables do not deduplicate across regions.
+    The table needs a string `name` as its partition key, no sort key, and Time to Live on the attribute `expires`.
+    DynamoDB's conditions have no clock, and expired items may be deleted days later, so each condition compares
+    `expires` with this machine's clock. With global tables, duplicates in different regions are not recognized.
 
     Args:
         table: the name of the table.
         client: arguments for `boto3.client("dynamodb", …)`, such as `region_name` or `endpoint_url`.
     """
 
-    max_bytes = 400 * 1024 - 512  # the limit of an item, less its name, its time and the names of its attributes
+    max_bytes = 400 * 1024 - 512  # an item's limit, minus its name, its time and the names of its attributes
 
     def __init__(self, table: str, **client: Any) -> None:
         self.table = table
@@ -63,7 +63,7 @@ class DynamoDBBackend(KeyValueBackend):
         except ClientError as error:
             if error.response["Error"]["Code"] != "ConditionalCheckFailedException":
                 raise
-            # An old botocore and some emulators do not tell what they found.
+            # Old versions of botocore and some emulators do not return what they found.
             return self._live(error.response["Item"], now) if "Item" in error.response else self._read(name, now)
         return self._live(done.get("Attributes"), now)
 

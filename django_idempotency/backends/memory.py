@@ -15,11 +15,11 @@ __all__ = ["MemoryBackend"]
 
 
 CROWDED = 1000
-"""At so many keys, and whenever their number has doubled, the expired ones are dropped."""
+"""Expired keys are dropped once there are this many keys, and again whenever their number has doubled."""
 
 
 class MemoryBackend(KeyValueBackend):
-    """Keeps keys in this process and forgets them with it. Two processes do not see each other's keys."""
+    """Keeps keys in this process, and loses them when it ends. Two processes do not see each other's keys."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -25,21 +25,22 @@ if (found or '') == ARGV[1] then
 end
 return found
 """
-"""An absent value is an empty text here, because no stored value is."""
+"""An empty string stands for an absent value here, because no stored value is empty."""
 TIMEOUT = 1.0
-"""Seconds for an answer, and again for a second try. redis-py's defaults are five seconds and more tries."""
+"""How many seconds to wait for an answer, and again for the answer to a second try. redis-py's defaults are
+five seconds and more tries."""
 REPLICAS_TIMEOUT = 900
-"""Milliseconds for the replicas to confirm, less than `TIMEOUT`."""
+"""How many milliseconds the replicas have to confirm a change. This must be less than `TIMEOUT`."""
 
 
 class RedisBackend(KeyValueBackend):
-    """Keeps keys in Redis or Valkey, 6.2 or newer, each by one script that runs on the server.
+    """Keeps keys in Redis or Valkey, version 6.2 or newer. Each swap is one script that runs on the server.
 
     Args:
-        url: the address, as redis-py's `from_url` takes it, such as "rediss://user:password@host:6379/0".
-        prefix: begins each name. Projects that share a server need different ones.
-        replicas: how many replicas must have each claim and each result before it counts. Without any, a failover can
-            forget the last keys, and their retries run again.
+        url: the address in the form that redis-py's `from_url` accepts, such as "rediss://user:password@host:6379/0".
+        prefix: the beginning of each name. Projects that share a server need different prefixes.
+        replicas: how many replicas must have received a claim or a result before it counts. With 0, a failover can lose
+            the latest keys, and their retries run again.
     """
 
     def __init__(self, url: str, *, prefix: str = "django-idempotency:", replicas: int = 0) -> None:

@@ -27,9 +27,9 @@ UNCONSTRAINED: dict[str, Any] = {"db_constraint": False, "db_index": False}
 
 
 def set_fillfactor(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Leave free space in each page of the key table, in which PostgreSQL completes a key without touching an index.
+    """Leave free space in each page of the key table, so that PostgreSQL can complete a key without touching an index.
 
-    That is a HOT update.
+    Such an update is called a HOT update.
     """
     if schema_editor.connection.vendor == "postgresql":
         table = schema_editor.quote_name(apps.get_model("django_idempotency", "IdempotencyKey")._meta.db_table)

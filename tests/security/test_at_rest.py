@@ -168,7 +168,7 @@ def test_no_body_of_a_client_poses_as_encrypted_or_as_plain(post: Post, settings
     [
         ([OLD], None),
         ([NEW, OLD], None),
-        ([NEW], "cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']"),
+        ([NEW], "cannot be decrypted by any key in IDEMPOTENCY['ENCRYPTION_KEYS']"),
         (None, "is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set"),
     ],
 )

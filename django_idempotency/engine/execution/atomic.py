@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger("django_idempotency")
 IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
-"""Attributes of an `atomic()` block: whose key it claimed, and that `set_rollback(True)` asked to roll it back."""
+"""Attributes of an `atomic()` block: the identity whose key it claimed, and a mark that `set_rollback(True)`
+has asked to roll the block back."""
 
 
 def run_atomically(
@@ -36,14 +37,14 @@ def run_atomically(
 ) -> Outcome[T]:
     """Run the work once for its key, in one transaction with the claim and the stored result.
 
-    Inside the caller's `atomic()`, that is a savepoint.
+    Inside the caller's `atomic()` block, the transaction is a savepoint.
 
     Args:
-        run: what runs in place of `work.run`. It must not raise.
+        run: what to run instead of `work.run`. It must not raise an exception.
 
     Raises:
         Exception: what the work raised, if `work.answer` has no response to it; what COMMIT or an `on_commit` callback
-            raised; a database error of the claim.
+            raised; or a database error from the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
     claim, finished, kept = None, None, False
@@ -82,7 +83,7 @@ def run_atomically(
     if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
     # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is claimed
-    # again. Whoever claimed it in between decides the outcome, as for any duplicate.
+    # again. If another request has claimed it in the meantime, that request decides the outcome, as for any duplicate.
     attempt.refuse_if_all_is_lost()
     answered = finished
     return run_atomically(store, wanted, work, lambda operation: answered)
@@ -92,23 +93,26 @@ def run_atomically(
 class _Attempt(NoBridgeAbove):
     """One attempt's transaction, from `claim` to `end`.
 
-    Inside `atomic()` or with autocommit off it is part of the caller's transaction, and otherwise one of its own.
+    Inside `atomic()` or with autocommit off, it is part of the caller's transaction. Otherwise, it is a transaction of
+    its own.
 
     # Note [An exception at any moment]
-    A signal handler can raise an exception between any two steps of Python: Celery's soft time limit does, and the
-    process lives on. A `with transaction.atomic():` alone has no guard while it begins or ends. If the connection
-    stayed in its transaction, every later operation of this process would be a part of it, and would answer success
-    with nothing committed. One guard in `run_atomically` therefore surrounds everything from the claim to the COMMIT,
-    and trusts no flag that could have been set too late: `roll_back` looks whether the block is on Django's stack, and
-    `mend` looks at the connection itself. Each of them also runs if the exception strikes in the other one.
+    A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and
+    the process lives on. A `with transaction.atomic():` alone is not protected while it begins or ends. If the
+    connection stayed in its transaction, every later operation in this process would become part of that transaction,
+    and would report success although nothing was committed. Therefore, one guard in `run_atomically` surrounds
+    everything from the claim to the COMMIT. It does not trust any flag that might have been set too late: `roll_back`
+    checks whether the block is on Django's stack, and `mend` examines the connection itself. If an exception strikes in
+    `roll_back`, `mend` still runs.
 
     Attributes:
         connection: this thread's database connection.
         outermost: whether the attempt opens a transaction of its own.
         block: its `atomic()` block, from just before it begins until after it has ended.
-        opening: True while it opens the connection. One whose opening is interrupted isn't configured yet.
+        opening: True while the attempt opens the connection. If that is interrupted, the connection isn't configured
+            yet.
         began: whether the block has begun.
-        stacks: how long Django's stacks of blocks and savepoints were before the block.
+        stacks: the lengths of Django's stacks of blocks and savepoints before the block began.
     """
 
     store: Store
@@ -141,8 +145,8 @@ class _Attempt(NoBridgeAbove):
                 return claim
             if not self.outermost:
                 self._refuse_own_key()
-                # Rolling back to the savepoint releases the key's lock, which would otherwise last as long as the
-                # caller's transaction.
+                # Rolling back to the savepoint releases the key's lock, which would otherwise be held for as long as
+                # the caller's transaction.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             self.roll_back()
@@ -157,8 +161,8 @@ class _Attempt(NoBridgeAbove):
             return
         problem = (
             f"The work of {identity.operation!r} came back to its own key, {identity.reference} on database "
-            f"{database!r}, before it was done: by a signal receiver or a recursion, for example. It was not run "
-            "again. Call it outside of that work, or give it an operation or a key of its own."
+            f"{database!r}, before it was done, for example by a signal receiver or a recursion. It was not run "
+            "again. Call it outside that work, or give it an operation or a key of its own."
         )
         with harmless():  # the work may catch the error, and go on
             logger.error(problem)
@@ -169,13 +173,13 @@ class _Attempt(NoBridgeAbove):
         self.block = None
 
     def roll_back(self) -> None:
-        """Roll back because of the current exception, unless the block hasn't begun or has ended."""
+        """Roll back because of the current exception, unless the block hasn't begun yet or has already ended."""
         if self.block in self.connection.atomic_blocks:
             self.block.__exit__(*sys.exc_info())
             self.block = None
 
     def mend(self, error: BaseException) -> None:
-        """Repair what an exception in the middle of the block's beginning or end left behind.
+        """Repair the state that an exception left behind while the block was beginning or ending.
 
         See Note [An exception at any moment].
         """
@@ -199,15 +203,16 @@ class _Attempt(NoBridgeAbove):
         connection = self.connection
         if self.opening or connection.in_atomic_block or not connection.autocommit:
             return True
-        # Django cleans up by itself after a database error, and after a callback that fails once all is committed.
+        # Django cleans up by itself after a database error, and after a callback that fails once everything is
+        # committed.
         return not (isinstance(error, DatabaseError) or (self.began and self._is_committed()))
 
     def _is_committed(self) -> bool:
-        """Whether an `on_commit` callback raised: Django sets the attribute from COMMIT until they have run."""
+        """Whether an `on_commit` callback raised the error. Django keeps this flag set until all callbacks have run."""
         return bool(self.connection.run_commit_hooks_on_set_autocommit_on)
 
     def hold_if_ended(self, claim: Claimed) -> None:
-        """Hold the key if the work raised after it had ended its own transaction.
+        """Hold the key if the work raised an exception after it had ended its own transaction.
 
         What it wrote after that was committed statement by statement, and a retry would repeat it.
         """
@@ -226,8 +231,8 @@ class _Attempt(NoBridgeAbove):
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether to commit what the work wrote.
 
-        As in Django, returning commits, except with a 5xx or after `set_rollback(True)`. A view that answers 4xx after
-        a database error may have lost its writes already: only its response is stored.
+        As in Django, a normal return commits, except with a 5xx response or after `set_rollback(True)`. A view that
+        answers with 4xx after a database error may already have lost its writes, so only its response is stored.
 
         Raises:
             TransactionBroken: the answer claims writes that the database has discarded; or the work ended its
@@ -271,13 +276,13 @@ class _Attempt(NoBridgeAbove):
         if (winner := self.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None or (answered := self.answer(work, error)) is None:
-            raise error  # work that returned did not raise this
+            raise error  # either the work had already returned, or it has no response to this error
         return answered
 
     def refuse_if_all_is_lost(self) -> None:
         if self.connection.needs_rollback:
             raise TransactionBroken(
-                "The database has rolled back the whole transaction, because of a deadlock, for example. What was "
+                "The database has rolled back the whole transaction, for example because of a deadlock. What was "
                 "written before this operation, in the same transaction, is lost. Roll back, and start that "
                 "transaction again."
             )
@@ -285,8 +290,8 @@ class _Attempt(NoBridgeAbove):
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
         """Return the outcome of the duplicate that caused this error, or None if none did.
 
-        On a single server only the claim can lose to a duplicate. In a Galera cluster both can claim on different
-        nodes; the slower one then gets a database error from a statement of its work, or from COMMIT.
+        On a single server only the claim can lose to a duplicate. In a Galera cluster, both requests can claim the key,
+        on different nodes. The slower one then gets a database error from a statement of its work, or from COMMIT.
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
             return None
@@ -296,11 +301,12 @@ class _Attempt(NoBridgeAbove):
         if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work runs, a deadlock may be over other rows. Without a duplicate's result, nobody has won.
+        # While the work is running, a deadlock may be about other rows. Unless a duplicate has stored a result, none
+        # has won.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response to what the work raised. Writes and claim are rolled back by now."""
+        """Return the framework's response to what the work raised. Its writes and the claim are rolled back by now."""
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -312,7 +318,8 @@ class _Attempt(NoBridgeAbove):
 
     def _is_held(self) -> bool:
         """Whether the claim is committed because the work ended its transaction, so that every retry is refused."""
-        # In the caller's transaction `look` might find a row that isn't committed; a closed connection can't be asked.
+        # In the caller's transaction `look` might find a row that isn't committed; a closed connection can't be
+        # queried.
         if not self.outermost or self.connection.connection is None:
             return False
         try:
@@ -324,8 +331,8 @@ class _Attempt(NoBridgeAbove):
 def _note_rollbacks(connection: Any) -> None:
     """From now on, let `set_rollback` mark the block that it will roll back.
 
-    Django only sets `needs_rollback`, as it does for a database error; a dry run would look like a view that hides an
-    error.
+    Django itself only sets `needs_rollback`, as it does after a database error, so a dry run would look like a view
+    that hides an error.
     """
 
     def set_rollback(rollback: bool) -> None:

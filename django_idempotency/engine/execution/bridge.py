@@ -16,11 +16,11 @@ T = TypeVar("T")
 class NoBridgeAbove:
     """Hide an outer `async_to_sync` from asgiref while work runs in a transaction.
 
-    Django wraps such a call around every async view under WSGI, and around those below a sync middleware under ASGI. A
-    task that the work starts can outlive it, as the rest of an `asyncio.gather` does when one of its tasks fails. Its
-    next query would run in the thread of the outer call, on the work's connection, whose transaction has ended by then.
-    It would be committed by itself; and if the work was rolled back, its retry would write the same data again. With
-    the outer call hidden, that query raises a `RuntimeError` instead.
+    Django wraps such a call around every async view under WSGI and, under ASGI, around every async view below a sync
+    middleware. A task that the work starts can outlive the work, as the other tasks in an `asyncio.gather` do when one
+    of them fails. The next query of such a task would run in the thread of the outer call, on the work's connection,
+    whose transaction has ended by then. The query would be committed by itself, and if the work was rolled back, its
+    retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError` instead.
     """
 
     _above: Any = None
@@ -29,7 +29,7 @@ class NoBridgeAbove:
         bridges: Any = AsyncToSync.executors
         try:
             self._above = bridges.current
-        except AttributeError:  # asgiref is slow in a thread without it
+        except AttributeError:  # asgiref is slow in a thread without this attribute
             bridges.current = None
         if self._above is not None:
             bridges.current = None
@@ -40,7 +40,7 @@ class NoBridgeAbove:
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Turn a coroutine function into a plain function, which runs it inside `NoBridgeAbove`."""
+    """Turn a coroutine function into a plain function that runs it inside `NoBridgeAbove`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with NoBridgeAbove():
@@ -50,7 +50,7 @@ def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
 
 def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a `def` or `async def` function into a plain function, which also waits for a returned awaitable."""
+    """Turn a `def` or `async def` function into a plain function that also waits for a returned awaitable."""
 
     async def result_of(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
@@ -77,7 +77,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
     A coroutine function runs on the event loop, but what it calls through `sync_to_async` runs in that same thread,
     which makes its queries part of the transaction. Cancelling the caller cancels `work`, and `CancelledError` rolls
-    back.
+    the transaction back.
     """
     cancelled = False
 
@@ -102,14 +102,14 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
 
 async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
-    """Await `work` to its end, even if the current task is cancelled meanwhile; only then raise `CancelledError`.
+    """Await `work` until it ends, even if the current task is cancelled. Only then raise `CancelledError`.
 
-    The server cancels a request whose client hangs up, perhaps in the middle of an external call, whose outcome would
-    then be unknown. A second cancellation stops the work.
+    The server cancels a request whose client hangs up. In the middle of an external call, that would leave the outcome
+    of the call unknown. A second cancellation stops the work.
 
     Args:
-        work: runs in a task of its own.
-        at_most: seconds to wait after the cancellation, before the work is stopped.
+        work: the coroutine, which runs in a task of its own.
+        at_most: how many seconds to wait after the cancellation before the work is stopped.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -120,6 +120,6 @@ async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
         finally:
             task.cancel()
         if task.done() and not task.cancelled():
-            task.exception()  # asyncio logs a task's exception that nothing reads
+            task.exception()  # if nothing reads the task's exception, asyncio logs it
         raise
     return task.result()

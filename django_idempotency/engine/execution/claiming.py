@@ -1,4 +1,4 @@
-"""How a key is claimed: tried again after a deadlock, and waited for while another request holds it."""
+"""How a key is claimed: the claim is repeated after a deadlock, and waits while another request holds the key."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..protocol.digests import Identity
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two claims of a waiting duplicate: short at first for the sake of fast views, longer later to save
-queries."""
+"""The shortest and the longest pause between two claims by a waiting duplicate, in seconds. Pauses are short at first,
+for the sake of fast views, and longer later, to save queries."""
 logger = logging.getLogger("django_idempotency")
 
 
@@ -43,7 +43,7 @@ def claim_request(options: Options, identity: Identity, fingerprint: bytes | Non
 
 
 def reached(alias: str) -> Store | Unavailable:
-    """Return the alias's store, or `Unavailable` if a new process can't ask what kind of database it is."""
+    """Return the alias's store, or `Unavailable` if a new process can't find out what kind of database it is."""
     try:
         return store_for(alias)
     except (OperationalError, InterfaceError) as error:
@@ -54,7 +54,7 @@ def reached(alias: str) -> Store | Unavailable:
 
 
 def is_alone(store: Store) -> bool:
-    """Whether the caller has no transaction open, apart from that of a `TestCase`."""
+    """Whether the caller has no transaction open, other than a `TestCase`'s."""
     connection = store.connection
     if has_begun(connection):
         return False
@@ -62,7 +62,7 @@ def is_alone(store: Store) -> bool:
 
 
 def has_begun(connection: Any) -> bool:
-    """Whether Django has a transaction open on this connection, apart from that of a `TestCase`."""
+    """Whether Django has a transaction open on this connection, other than a `TestCase`'s."""
     if connection.in_atomic_block:
         return not (connection.atomic_blocks and connection.atomic_blocks[-1]._from_testcase)
     return connection.connection is not None and not connection.autocommit  # get_autocommit() would connect
@@ -71,8 +71,9 @@ def has_begun(connection: Any) -> bool:
 def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
     """Claim the key, or wait up to `wait` seconds for whoever holds it.
 
-    A deadlock or serialization failure is tried once more, because nothing has run yet. Inside the caller's transaction
-    there is a single try and no waiting: the error has lost the caller's own writes, which only the caller can repeat.
+    After a deadlock or a serialization failure, the claim is tried once more, because nothing has run yet. Inside the
+    caller's transaction, there is a single try and no waiting: the error has undone the caller's own writes, which only
+    the caller can repeat.
     """
     outcome: ClaimOutcome = Conflicted()
     # Counted from before the first claim, which MySQL may delay under some isolation levels.
@@ -105,18 +106,18 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     """Log the error. Nothing is committed, so the client may try again."""
     with harmless():
         logger.error("Database %r cannot take an idempotency key. Nothing was done.", alias, exc_info=error)
-        connections[alias].close_if_unusable_or_obsolete()  # outside a request, nothing else does it
+        connections[alias].close_if_unusable_or_obsolete()  # outside a request, nothing else does this
     return Unavailable()
 
 
 def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Repeat the claim until the other request ends or `end` is reached, a value of `time.monotonic()`.
+    """Repeat the claim until the other request ends, or until `time.monotonic()` reaches `end`.
 
-    A claim that fails ends its transaction, so a waiting duplicate holds neither lock nor snapshot.
+    A claim that fails ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
-        # Jitter, or many duplicates would all claim the key at the same moment.
+        # Without this jitter, many duplicates would all claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
         outcome = claim()

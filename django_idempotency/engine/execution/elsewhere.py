@@ -1,13 +1,13 @@
 """Running work whose key lives in a backend, outside the database.
 
-The claim expires with the lease, by the backend's clock, unless the result replaces it. Nothing ties the effect of the
-work to either of them: it runs at least once, and a retry finds its result for `ttl` seconds.
+The claim expires with the lease, by the backend's clock, unless the result replaces it. Nothing ties the effects of the
+work to the claim or to the result, so the work runs at least once. For `ttl` seconds, a retry finds the result.
 
 # Note [Who holds the key]
-A swap has taken effect if it found what it expected, or already found what it should leave behind: each value carries
-the random token of its attempt, so a second try after a lost answer is harmless. If a worker's claim is gone and nobody
-has taken its place, nothing is lost, and the worker tries once more on the empty name. A worker that finds another
-token has been overtaken, and its client gets what a duplicate would get.
+A swap has taken effect if it found the value that it expected, or the value that it was meant to store. Each value
+carries the random token of its attempt, so a second try after a lost answer is harmless. If a worker's claim is gone
+and nobody has taken its place, nothing is lost, and the worker tries once more, this time expecting no value. A worker
+that finds another token has been overtaken, and its client gets what a duplicate would get.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _run(work: Work[T], operation: Operation) -> Finished[T]:
 
 
 class _Overtaken(LeaseLost):
-    """Another worker's value stands under the name."""
+    """Another worker's value is stored under the name."""
 
 
 class _Key:
@@ -150,13 +150,13 @@ class _Key:
         except _Overtaken:
             raise
         except Exception:  # noqa: BLE001
-            # On an error the client would send the request again, and the work would run again.
+            # If this were an error, the client would send the request again, and the work would run again.
             self._log("did not store a result. A retry may run the work again")
             return replace(finished, unstored=True)
         return finished
 
     def release(self) -> None:
-        """Free the key, or leave it to its lease. Raises `_Overtaken`."""
+        """Free the key. If the backend fails, leave the key until its lease expires. Raises `_Overtaken`."""
         try:
             self.put(None, 0)
         except _Overtaken:
@@ -188,7 +188,7 @@ class _Key:
 
 
 class BackendOperation(Operation):
-    """The `Operation` of work with a `backend`. It has no steps, which need the table."""
+    """The `Operation` of work with a `backend`. It has no steps, because they would need the table."""
 
     def __init__(self, identity: Identity | None, kept: _Key | None = None) -> None:
         super().__init__(identity)

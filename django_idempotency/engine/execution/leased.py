@@ -46,9 +46,9 @@ logger = logging.getLogger("django_idempotency")
 def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work while this worker, and no other, holds the key's lease.
 
-    The claim is committed, and the work runs with no transaction open. A final result completes the key. Any other
-    result, or an exception, fails it: its steps are kept, and the next retry may run at once. If the worker dies, that
-    retry has to wait for the lease to expire.
+    The claim is committed, and the work runs with no transaction open. A final result completes the key. After any
+    other result, or an exception, the key is marked as failed: its steps are kept, and the next retry may run at once.
+    If the worker dies, that retry has to wait for the lease to expire.
 
     Raises:
         IdempotencyConfigurationError: a transaction is already open.
@@ -59,8 +59,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         return claim
 
     def run(operation: LeasedOperation) -> Finished[T]:
-        # After an attempt that was abandoned, or left a call in doubt or without its value, the project's `reconcile`
-        # goes first. A final result from it replaces the work.
+        # After an attempt that was abandoned, or that left a call in doubt or without its value, the project's
+        # `reconcile` runs first. If it returns a final result, the work doesn't run.
         asks = claim.abandoned or claim.in_doubt or operation.lost
         return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
 
@@ -72,7 +72,7 @@ def run_claimed(
 ) -> Outcome[T]:
     """Run an attempt whose claim is committed, and complete the key or mark it as failed.
 
-    It fails on exceptions and cancellations, too, so that the next retry need not wait for the lease to expire.
+    Exceptions and cancellations also mark it as failed, so that the next retry need not wait for the lease to expire.
     """
     about, ended = claim.resource, "error"  # nothing runs before the steps are read
     try:
@@ -86,7 +86,7 @@ def run_claimed(
             about = operation.resource
         finished = _ended(operation, wanted, finished)
     except ClaimLost:
-        # Another worker took the key over, or a person decided about it. The client gets what a duplicate would.
+        # Another worker took the key over, or a person decided about it. The client gets what a duplicate would get.
         return store.look(wanted)
     except BaseException as error:
         try:
@@ -99,8 +99,9 @@ def run_claimed(
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
-        # Cancellations included, and a failure to store the response: the retry repeats no finished step, and completes
-        # the key. In a backend it would repeat the effect, which is why the response is sent there.
+        # This includes cancellations and a failure to store the response: the retry completes the key without repeating
+        # any finished step. With a backend, a retry would repeat the effect, so there the response is sent all the
+        # same.
         raise
     return finished
 
@@ -115,8 +116,8 @@ def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[
         except ClaimLost:
             if not settled:
                 raise
-            # Either another worker has the key, or its row knows of a step without a result that this worker does not:
-            # a start whose COMMIT was confirmed to nobody. `fail` tells them apart.
+            # Either another worker has the key, or the row counts a step without a result that this worker doesn't know
+            # of, because the confirmation of the COMMIT that started it was lost. `fail` tells the two cases apart.
             finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=UNKNOWN)
         else:
             return finished
@@ -125,12 +126,12 @@ def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[
 
 
 def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = False) -> T:
-    """Call `write` in a transaction of its own, and commit it. In a `TestCase`, that is a savepoint.
+    """Call `write` in a transaction of its own, and commit it. In a `TestCase`, the transaction is a savepoint.
 
     Args:
         what: the subject of the error message, such as "operation.call('charge')".
-        twice: repeat the write on a new connection after a database error. For writes that must not be lost and that
-            are safe to repeat: some servers close a connection that idles during a long call.
+        twice: repeat the write on a new connection after a database error, because some servers close a connection that
+            is idle during a long call. This is for writes that must not be lost and that are safe to repeat.
 
     Raises:
         IdempotencyConfigurationError: another transaction is open on the store's alias.
@@ -190,7 +191,7 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
 def warned_about_changes(
     aliases: Iterable[str], text: str, *, excused: Callable[[str], bool] = lambda sql: False
 ) -> AbstractContextManager[Any]:
-    """With DEBUG, warn about statements on these databases that change data, because a retry would repeat them.
+    """With DEBUG on, warn about statements on these databases that change data, because a retry would repeat them.
 
     `text` is formatted with the beginning of the statement.
     """
@@ -221,14 +222,14 @@ class LeasedOperation(Operation):
     _doubts: set[str]
     _kept: dict[str, str | None]
     _broke: BaseException | None = None
-    """What a `write` raised."""
+    """The exception that a `write` raised."""
 
     def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
         self._lease = wanted.lease or 0
         self._keys_last = wanted.keys_last if wanted.policy == "retry-keyed" else None
-        # At first these are the steps of earlier attempts, whose workers can add none any more. The steps of this
-        # attempt join them as it runs.
+        # At first, these are the steps of earlier attempts, whose workers can no longer add any. This attempt adds its
+        # own steps as it runs.
         steps = store.journal.steps(claim) if claim.attempt > 1 else {}
         self._doubts = {name for name, step in steps.items() if not step.finished}
         self._kept = {name: step.result for name, step in steps.items() if step.finished}
@@ -238,12 +239,12 @@ class LeasedOperation(Operation):
         self._reconciling = True
 
     def _begin_work(self) -> None:
-        """Note that from here on the work runs, and no longer `reconcile`."""
+        """Note that from here on, the work is running, and no longer `reconcile`."""
         self._reconciling = False
         self._begin()
 
     def renew(self) -> None:
-        """Start the lease again at its full length."""
+        """Restart the lease at its full length."""
         self._journal.renew(self._claim, self._lease)
 
     def _keep_resource(self, resource: Resource) -> None:
@@ -276,7 +277,7 @@ class LeasedOperation(Operation):
             error = not_storable
         what = f"the end of operation.call({name!r})"
         if name not in self._kept:
-            with suppress(AlreadyFinished):  # by the first try, whose COMMIT was confirmed to nobody
+            with suppress(AlreadyFinished):  # the first try was committed, but its confirmation was lost
                 committed(self._store, what, partial(self._journal.finish_call, self._claim, name, kept), twice=True)
         elif kept is not None:  # `reconcile` enters a value that was lost
             committed(self._store, what, partial(self._journal.enter_lost, self._claim, name, kept))
@@ -287,14 +288,14 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the error of a call in doubt for the key's timeline, if the database lets us."""
+        """Store the error of a call in doubt for the key's timeline, if the database allows it."""
         with suppress(Exception):  # the work must see the error of the call, not ours
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-        # A slow `fetch` may have cost the connection, if the server closes idle ones. Try again on a new one.
+        # During a slow `fetch`, the server may have closed the idle connection. Try again on a new one.
         try:
             _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
         except IntegrityError:
@@ -335,9 +336,10 @@ class LeasedOperation(Operation):
                 if ended:
                     self._repair(name, what, done)
         except BaseException as error:
-            # From the step's function, or from COMMIT, where databases check some constraints.
+            # The error comes from the step's function or from COMMIT, when databases check some constraints.
             self._broke, self.resource = error, about
-            # If the step has a row by now, its function ended the transaction and may have committed changes: in doubt.
+            # If the step has a row by now, its function ended the transaction and may have committed changes, so the
+            # step is in doubt.
             with suppress(Error, ClaimLost):
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
@@ -368,18 +370,19 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the framework's response to this exception may be final.
 
-        Not while a value is lost, or a step is in doubt, whose exception this may be; nor if a `write` raised it after
-        other steps have finished, because a completed key would hide their effects.
+        It may not be final while a value is lost or a step is in doubt, because this may be the exception of that step.
+        The same holds if a `write` raised it after other steps had finished, because a completed key would hide their
+        effects.
         """
         return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
-        """Return why the work's answer may not complete the key, or an empty text.
+        """Return why the work's answer may not complete the key, or an empty string if it may.
 
-        An order may be missing although its customer has paid. The key stays open and visible while it is unknown
-        whether a step took effect, or a call's value is lost. Once a call was made, the same holds if a `write` failed
-        and the work caught its error, or if this attempt never asked for a step that an earlier one finished. A stored
-        `fetch` may be skipped: it only reads.
+        Otherwise an order could be missing although its customer has paid. The key stays open and visible as long as it
+        is unknown whether a step took effect, or the value of a call is lost. Once a call has been made, the same holds
+        if a `write` failed and the work caught its error, or if this attempt never asked for a step that an earlier one
+        finished. A stored `fetch` may be skipped, because it only reads.
         """
         if self._doubts:
             return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."

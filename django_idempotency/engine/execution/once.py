@@ -1,6 +1,6 @@
-"""`run_once`: protection for work that carries no `Idempotency-Key` header.
+"""`run_once`: protection for work that comes without an `Idempotency-Key` header.
 
-Webhooks, queue consumers, management commands and tasks, for example.
+Examples are webhooks, queue consumers, management commands and tasks.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed or stored. Nothing was done. Try again later."),
 }
 PATIENCE = 60
-"""How many seconds a duplicate waits inside `@once`. The caller is a task queue, and many queues take an exception for
+"""How many seconds a duplicate waits inside `@once`. The caller is a task queue, and many queues treat an exception as
 the end of the task and never deliver it again. A minute outlasts most work in one transaction, and stays below the
-queues' own limits: 5 minutes between two polls (Kafka), 10 minutes a task (dramatiq), an hour until redelivery (Celery
-on Redis)."""
+queues' own limits: 5 minutes between two polls (Kafka), 10 minutes per task (dramatiq), an hour until redelivery
+(Celery on Redis)."""
 DONE = 200
-"""The status code stored with a result, so that its row looks like that of a response."""
+"""The status code stored with a result, so that its row looks like the row of a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,15 @@ def run_once(
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return its stored result.
 
-    Without a `lease`, the work and its result commit together, in one transaction or in a savepoint inside yours.
-    `work` is passed an `Operation` if it has a required parameter named `operation`. With a `lease`, `work(operation)`
-    is called with no transaction open. Work that raises may run again on a later call.
+    Without a `lease`, the work and its result are committed together, in one transaction, or in a savepoint if you have
+    a transaction open. `work` is passed an `Operation` if it has a required parameter named `operation`. With a
+    `lease`, `work(operation)` is called with no transaction open. Work that raises an exception may run again on a
+    later call.
 
     Args:
         scope: who owns the key, such as "stripe" or "user:17".
         key: 1 to 255 visible ASCII characters, an int or a UUID, such as an event's id.
-        payload: bytes or JSON. Using the key again with another payload raises `PayloadMismatch`.
+        payload: bytes or JSON. Using the key again with a different payload raises `PayloadMismatch`.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
             `using`, `backend`.
 
@@ -90,12 +91,12 @@ def run_once(
     Raises:
         OperationInProgress: another worker is running the same operation.
         OutcomeUnknown: an external call is in doubt, and must not be made twice.
-        PayloadMismatch: the key was used before, for another payload.
+        PayloadMismatch: the key was used before, with a different payload.
         StoreBusy: the database did not answer in time, or cannot be reached or written to; or `PAUSED` is on.
-        InvalidKey: the key cannot be used (a ValueError).
+        InvalidKey: the key is not valid. This is a ValueError.
         ResultNotStorable: the result is neither JSON nor a saved model instance.
         ResultLost: the work ran earlier, and its result was too long for the `backend`.
-        IdempotencyConfigurationError: an argument is wrong, or the call is made where it cannot work.
+        IdempotencyConfigurationError: an argument is invalid, or the call is made in a place where it cannot work.
     """
     resolved = resolve(once_options(options))
     backend, alias = resolved.backend, None if resolved.backend else alias_of(resolved)
@@ -109,7 +110,7 @@ def run_once(
         warn_if_unprotected(operation_name(work, resolved.operation))
         with nullcontext() if leased or backend else transaction.atomic(using=alias):
             operation = operation_without_key(resolved)
-            with suppress(InvalidKey, IdempotencyConfigurationError):  # such work runs, and its derived keys are random
+            with suppress(InvalidKey, IdempotencyConfigurationError):  # the work runs, with random derived keys
                 operation._derives_from = _identity(scope, operation_name(work, resolved.operation), key)
             return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
@@ -180,7 +181,7 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
     """Check the keyword options of `run_once`, and refuse those that need an HTTP request.
 
     Raises:
-        IdempotencyConfigurationError: an option is unknown, or of no use without a request.
+        IdempotencyConfigurationError: an option is unknown, or makes no sense without a request.
     """
     for name in options:
         refuse_unknown("option without a request", name, tuple(OnceKeywords.__annotations__))
@@ -190,7 +191,8 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 def patience(options: Idempotency) -> timedelta | float:
     """Return how long a duplicate waits inside `@once`.
 
-    A longer lease is waited out: a killed worker leaves its key leased until then.
+    If the lease is longer than `PATIENCE`, the duplicate waits for as long as the lease, because a killed worker leaves
+    its key leased until the lease expires.
     """
     for layer in (options, get_settings().options):
         if "wait" in layer.given():
@@ -201,8 +203,8 @@ def patience(options: Idempotency) -> timedelta | float:
 def operation_name(work: Any, given: str | None) -> str:
     """Return the operation's name: the option, or else the dotted name of the function.
 
-    Functions without a name of their own are refused. Two lambdas of one module share theirs, and one would be handed
-    the other's stored result.
+    Functions without a name of their own are refused. Two lambdas in one module share a name, and one of them would be
+    handed the other's stored result.
     """
     if given is not None:
         return given
@@ -215,7 +217,7 @@ def operation_name(work: Any, given: str | None) -> str:
 
 
 def operation_without_key(options: Options) -> Operation:
-    """Return the operation of work that runs unprotected. Its steps are stored nowhere."""
+    """Return the operation for work that runs unprotected. Its steps are not stored."""
     if options.mode == "elsewhere":
         return BackendOperation(None)
     return Operation(None, steps_on=alias_of(options)) if options.mode == "leased" else AtomicOperation(None)
@@ -260,7 +262,7 @@ def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> F
     """Return what `reconcile` answered, as the final result of the work.
 
     Raises:
-        IdempotencyConfigurationError: it returned something other than a `Result`.
+        IdempotencyConfigurationError: `reconcile` returned something other than a `Result`.
     """
     if not isinstance(result, Result):
         raise IdempotencyConfigurationError(
@@ -290,8 +292,8 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 def _exactly(value: Any) -> Any:
     """Encode what JSON cannot represent, such as a timestamp, without losing its microseconds."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder cuts the microseconds. Only times that have some are encoded otherwise, so that old fingerprints
-    # stay valid.
+    # Django's encoder truncates the microseconds. Only times that have some are encoded differently, so that old
+    # fingerprints stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

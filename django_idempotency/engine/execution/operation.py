@@ -27,8 +27,8 @@ from .bridge import awaited, synchronous, until_done
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
 """The widths of the database columns, in characters."""
 MAX_STEP_BYTES = 1024 * 1024
-"""The limit for the result of a step. It is meant to be a short receipt, such as the id of a charge: every later
-attempt reads all results of the key."""
+"""The limit for the result of a step. A result is meant to be a short receipt, such as the id of a charge, because
+every later attempt reads all the results of its key."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -47,22 +47,22 @@ class Operation:
     _lease: float = 0
     _namespace: UUID | None = None
     _derives_from: Identity | None = None
-    """The caller's key while the protection is off: a gateway still recognizes a retry."""
+    """The caller's key while protection is off, so that a gateway still recognizes a retry."""
     _keyed: frozenset[str] = frozenset()
-    """The steps whose derived key the work has asked for."""
+    """The steps for which the work has asked for a derived key."""
     _doubts: Set[str] = frozenset()
-    """The steps that were started and have no result, in this attempt or an earlier one."""
+    """The steps that this attempt or an earlier one started and that have no result."""
     _kept: Mapping[str, str | None] = {}
-    """The results of finished steps. None is a value that was lost."""
+    """The results of finished steps. None stands for a value that was lost."""
     _reconciling = False
-    """Whether `reconcile` runs rather than the work."""
+    """Whether `reconcile` is running, rather than the work."""
 
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
     ) -> None:
-        """Create the operation. For leased work, `steps_on` is the alias of its `write` steps.
+        """Create the operation. For leased work, `steps_on` is the alias on which its `write` steps run.
 
-        Without a key, the steps run and are stored nowhere.
+        Without a key, the steps run but are not stored.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
@@ -75,7 +75,7 @@ class Operation:
     def _begin(self) -> None:
         """Prepare a run of the work or of `reconcile`.
 
-        Each run may read all stored results and use every step name once, and asks for derived keys of its own.
+        Each run may read all stored results and use every step name once, and has to ask for derived keys anew.
         """
         self._used: set[str] = set()
         self._keyed = frozenset()
@@ -89,12 +89,12 @@ class Operation:
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of calls that were started and have no result: whether they took effect is unknown."""
+        """The names of calls that were started and have no result, so it is unknown whether they took effect."""
         return tuple(sorted(self._doubts))
 
     @property
     def results(self) -> dict[str, Any]:
-        """The result of each finished step by name, including those of earlier attempts.
+        """The results of all finished steps by name, including those of earlier attempts.
 
         Calls whose value was lost are left out: see `lost`. A model instance is read from the database, which raises
         `DoesNotExist` if its row is gone.
@@ -104,17 +104,17 @@ class Operation:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of calls that took effect, and whose value could not be stored.
+        """The names of calls that took effect but whose value could not be stored.
 
         `reconcile` can enter the value: `operation.call(name, look_up)` stores what `look_up` returns.
         """
         return tuple(sorted(name for name, text in self._kept.items() if text is None))
 
     def derive_key(self, name: str) -> str:
-        """Return a UUID to send as the idempotency key of an external call, the same for `name` in every attempt.
+        """Return a UUID to send as an external call's idempotency key. It is the same for `name` in every attempt.
 
-        That holds while the protection is off, too (`ENABLED`, `observe`), as long as the request carries a key.
-        Without one, a retry gets a different UUID, because nothing identifies it as a retry.
+        This also holds while protection is off (`ENABLED`, `observe`), as long as the request carries a key. Without
+        one, a retry gets a different UUID, because nothing identifies it as a retry.
         """
         _check(name)
         self._keyed |= {name}
@@ -126,21 +126,22 @@ class Operation:
     def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
         """Store a reference to the object that the key is about, such as an order.
 
-        The admin, events and logs show it, and the admin finds the key by it. A second call replaces the first
+        The admin, events and logs show it, and the admin can find the key by it. A second call replaces the first
         reference.
 
-        In atomic mode the reference is stored with the result, at no extra statement. In leased mode one more statement
-        checks the fence and stores it at once; call `refer_to` in the function of a `write` step to commit both
-        together.
+        In atomic mode the reference is stored with the result, without an extra statement. In leased mode an extra
+        statement checks the fence and stores the reference at once. To commit the reference together with a `write`
+        step, call `refer_to` inside that step's function.
 
         Args:
-            what: a saved model instance, kept as its label ("shop.order") and primary key; or a type of 1 to 100
+            what: a saved model instance, stored as its label ("shop.order") and primary key, or a type: 1 to 100
                 characters without spaces.
-            id_: the id, if `what` is a type: 1 to 255 characters, such as "59". An int or a UUID is kept as text.
+            id_: the id, if `what` is a type: 1 to 255 characters, such as "59". An int or a UUID is stored as text.
 
         Raises:
             LeaseLost: in leased mode, if another worker has taken the key over.
-            IdempotencyConfigurationError: for an instance that was not saved, or a type or id that cannot be kept.
+            IdempotencyConfigurationError: if the instance has not been saved, or if the type or the id cannot be
+                stored.
         """
         resource = resource_of(what, id_)
         self._keep_resource(resource)
@@ -156,8 +157,9 @@ class Operation:
         The start of the call is committed, then `function` runs with no transaction open, and its result is committed.
         A later attempt gets the stored result instead of calling again.
 
-        If `function` raises, as on a timeout, the call is in doubt, because it may have taken effect; the exception
-        propagates. A clear refusal, such as a declined card, is a result: return it rather than raise.
+        If `function` raises an exception, for example on a timeout, the call may have taken effect and is therefore in
+        doubt. The exception propagates. A clear refusal, such as a declined card, is a result: return it rather than
+        raising an exception.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -169,9 +171,9 @@ class Operation:
         Raises:
             LeaseLost: before or after the call, if another worker has taken the key over.
             OutcomeUnknown: before the call, if an earlier attempt started it and `on_abandoned="retry-keyed"` forbids
-                another start: ask for `derive_key` before the call in each attempt.
-            ResultNotStorable: after the call, if the result is not JSON, or longer than 1 MiB of JSON. The step is
-                marked as done, and its value is lost.
+                starting it again. Call `derive_key` before this call in each attempt.
+            ResultNotStorable: after the call, if the result cannot be stored as JSON, or takes more than 1 MiB as JSON.
+                The step is marked as done, but its value is lost.
             ResultLost: in a later attempt, if the value of this call was lost. The call is not repeated.
             IdempotencyConfigurationError: a name is used twice, or a transaction is open.
         """
@@ -194,9 +196,9 @@ class Operation:
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Read a value, such as an exchange rate, from another system without changing anything there.
 
-        The result is stored by one statement after the read, within your transaction if one is open, and later attempts
-        get it. An interrupted fetch leaves nothing behind, and the retry repeats it. A key whose steps are all fetches
-        never needs attention.
+        The result is stored after the read, within your transaction if one is open, and later attempts get the stored
+        result. An interrupted fetch leaves nothing behind, and the retry repeats it. A key whose steps are all fetches
+        is never in doubt or half done.
 
         Args:
             name: the step's name, 1 to 100 characters, the same in every attempt.
@@ -207,7 +209,8 @@ class Operation:
 
         Raises:
             LeaseLost: after the call, if another worker has taken the key over.
-            ResultNotStorable: the result is not JSON, or longer than 1 MiB of JSON. Nothing is kept.
+            ResultNotStorable: if the result cannot be stored as JSON, or takes more than 1 MiB as JSON. Nothing is
+                stored.
             IdempotencyConfigurationError: a name is used twice.
         """
         _refuse_coroutine(name, function, "afetch")
@@ -215,7 +218,7 @@ class Operation:
         return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` in a transaction, in which its writes and its result commit together, exactly once.
+        """Run `function` in a transaction, so that its writes and its result are committed together, exactly once.
 
         The transaction is opened on the key's database, and locks the key's row. Later attempts get the stored result
         without running `function` again.
@@ -225,14 +228,15 @@ class Operation:
             function: called with the other arguments.
 
         Returns:
-            The result of `function`: JSON, or one model instance, which is kept by its primary key and fetched again.
+            The result of `function`: JSON, or one model instance. An instance is stored as its primary key, and a later
+            attempt fetches it again.
 
         Raises:
-            LeaseLost: another worker has taken the key over. Everything is rolled back.
-            ResultNotStorable: the result is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
-                Everything is rolled back.
-            TransactionBroken: `function` returned although the database had rolled back its first writes. The step is
-                in doubt; if a deadlock was caught, nothing was committed.
+            LeaseLost: if another worker has taken the key over. Everything is rolled back.
+            ResultNotStorable: if the result is neither JSON nor a saved model instance, or takes more than 1 MiB as
+                JSON. Everything is rolled back.
+            TransactionBroken: if `function` returned although the database had rolled back its first writes. The step
+                is then in doubt, unless `function` caught a deadlock: in that case, nothing was committed.
             IdempotencyConfigurationError: a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "awrite")
@@ -242,7 +246,7 @@ class Operation:
         return cast(T, self._write(name, partial(function, *args, **kwargs)))
 
     def renew(self) -> None:
-        """Extend the lease to its full length, for work that takes longer than that.
+        """Restart the lease at its full length, for work that takes longer than one lease.
 
         Raises:
             LeaseLost: another worker has taken the key over.
@@ -259,8 +263,8 @@ class Operation:
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for `async def` views. A `def` function runs in a thread.
 
-        If the request is cancelled, this still waits for `function` and stores its result, for as long as a lease at
-        most. Give the call itself a time limit.
+        If the request is cancelled, this still waits for `function`, for the length of a lease at most, and stores its
+        result. Give the call itself a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await until_done(call, at_most=self._lease)
@@ -298,7 +302,7 @@ class Operation:
     async def awrite(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`write` for `async def` views. `function` may be either kind."""
+        """`write` for `async def` views. `function` may be a `def` or an `async def` function."""
         return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
 
     async def arenew(self) -> None:
@@ -308,7 +312,7 @@ class Operation:
     # --- steps without storage
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Mark the step name as used, and return `(True, result)` or, if none is stored, `(False, None)`."""
+        """Mark the step name as used. Return `(True, result)` if a result is stored, or else `(False, None)`."""
         _check(name)
         if name in self._used:
             raise IdempotencyConfigurationError(
@@ -345,13 +349,13 @@ class Operation:
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource at once. Atomic mode stores it with the result instead, and work without a key nowhere."""
+        """Store the resource at once. Atomic mode stores it with the result, and without a key it is not stored."""
 
 
 class AtomicOperation(Operation):
     """The `Operation` of work without a `lease`, which runs in one transaction and has no steps.
 
-    Every atomic request makes one, so its constructor must stay fast.
+    Every atomic request creates one, so its constructor must stay fast.
     """
 
     def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -378,7 +382,7 @@ def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
 
 
 class Work(Protocol[T]):
-    """Work that runs once, and decides itself which of its results are final."""
+    """Work that runs once, and that decides which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
         """Do the work, which in atomic mode happens inside the claim's transaction. Only leased work can use steps.
@@ -394,14 +398,14 @@ class Work(Protocol[T]):
         """
 
     def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Ask the project's `reconcile` for the final result of an abandoned attempt. None runs the work again."""
+        """Ask the project's `reconcile` for the final result of an abandoned attempt. On None, the work runs again."""
 
 
 def encode_step(value: Any) -> str:
     """Encode the result of a step for storage.
 
     Raises:
-        ResultNotStorable: it is neither JSON nor a saved model instance, or longer than 1 MiB.
+        ResultNotStorable: the value is neither JSON nor a saved model instance, or takes more than 1 MiB.
     """
     kept = encode(value)  # ASCII, so characters are bytes
     if len(kept) > MAX_STEP_BYTES:
@@ -420,7 +424,7 @@ def encode(value: Any) -> str:
             kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
         # Python would write NaN and Infinity, which JSON does not have.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
-    except Exception as error:  # fields may raise anything, and what moved money must be marked as done
+    except Exception as error:  # fields may raise anything, and a call that moved money must be marked as done
         raise ResultNotStorable(
             f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
             "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "
@@ -429,7 +433,7 @@ def encode(value: Any) -> str:
 
 
 def _encode_pk(instance: models.Model) -> Any:
-    """Encode each field as Django's serializers would. Plain JSON cuts the microseconds of a time."""
+    """Encode each field as Django's serializers would. Plain JSON would truncate the microseconds of a time."""
     field: Any
     parts: list[Any] = []
     for field in instance._meta.pk_fields:
@@ -465,7 +469,7 @@ def as_kept(value: Any, text: str) -> Any:
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
     """Return a resource's type and id. Raises `IdempotencyConfigurationError` if either can't be kept."""
     if isinstance(what, models.Model):
-        # An instance brings its own id; another one beside it is refused below.
+        # An instance has its own id. A second one passed along with it is refused below.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

@@ -22,10 +22,10 @@ _STORES = {
     "MariaDB": "innodb.MariaDBStore",
     "MySQL": "innodb.MySQLStore",
 }
-"""By Django's name for the database, or that of an extension. A store is imported only when it is needed, because a
-project installs only the drivers of its own databases."""
+"""The stores by Django's name for the database, or by the name of an extension. A store is imported only when it is
+needed, because a project installs only the drivers of its own databases."""
 UNTESTED = ("TiDB", "Vitess")
-"""Databases that speak MySQL's protocol without InnoDB's locks, and name themselves in their version."""
+"""Databases that speak MySQL's protocol without InnoDB's locks, and whose version string contains their name."""
 
 
 def alias_of(options: Options) -> str:
@@ -40,7 +40,7 @@ def alias_for(using: str | None) -> str:
 
 @cache  # not lru_cache, which forgets the stores of a project with more than 128 aliases
 def store_for(alias: str) -> Store:
-    """Return the store of a database alias. The first call may query it for the Citus extension.
+    """Return the store of a database alias. The first call may query the database for the Citus extension.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.

@@ -1,6 +1,6 @@
 """The stores for MariaDB and MySQL, whose key table must be in InnoDB.
 
-Most statements return an error code instead of waiting for a lock.
+Most statements fail with an error code instead of waiting for a lock.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
 LOCK_WAIT_TIMEOUT = 1205
 HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
-"""The errors of a statement that could not get a lock. 3572 is MySQL's for NOWAIT."""
+"""The errors of a statement that could not get a lock. 3572 is MySQL's error for NOWAIT."""
 AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 """A prefix that only MariaDB understands. MySQL can't limit the lock wait of one statement."""
 SEEN = frozenset({1048, 1062})
-"""The errors of a key that exists: the subselect found it, so key_hash is NULL (1048), or the INSERT met a duplicate
+"""The errors if the key exists: the subselect found it, so key_hash is NULL (1048), or the INSERT ran into a duplicate
 (1062)."""
 ROLLED_BACK = frozenset({1020, 1213})
 """The errors after which the whole transaction is rolled back.
 
-1020: another transaction changed a row since our snapshot. Raised under REPEATABLE READ with innodb_snapshot_isolation,
-MariaDB's default since 11.6.
-1213: a deadlock, or, in Galera, another node that committed first."""
+1020: another transaction has changed a row since our snapshot. This is raised under REPEATABLE READ with
+innodb_snapshot_isolation, which is MariaDB's default since 11.6.
+1213: a deadlock or, in Galera, another node that committed first."""
 DOWN = frozenset({0, 1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
-"""The driver's own code of a connection that ended before, and the errors of a server that has no connection left, is
-no part of its Galera cluster, stops, can't be reached, has ended the connection, or is read-only (the last three)."""
+"""The driver's own code for a connection that has already ended, and the errors of a server that has no connections
+left, isn't part of its Galera cluster, is shutting down, can't be reached, has ended the connection, or is read-only
+(the last three)."""
 
 
 class InnoDBStore(Store):
     """What MariaDB and MySQL share. READ COMMITTED, Django's default, suits the claim best.
 
-    A SELECT without a lock then returns committed rows only. Claims are correct under other isolation levels, too, and
+    A SELECT without a lock then returns only committed rows. Claims are also correct under other isolation levels, but
     conflict more often: see `docs/databases.md`.
     """
 
@@ -54,16 +55,16 @@ class InnoDBStore(Store):
     at_once: ClassVar[str] = ""
     """A prefix with which a statement fails instead of waiting for a lock."""
     guard: ClassVar[str]
-    """Looks for the key inside its INSERT."""
+    """The query that looks for the key inside its INSERT."""
     share: ClassVar[str]
-    """Reads a key under every isolation level: committed rows only, and without waiting."""
+    """The query that reads a key under every isolation level, only from committed rows and without waiting."""
 
     def code(self, error: Error) -> object:
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # Within a transaction, autocommit is off on Django's connection. It is on again if the driver has silently
-        # opened a new one.
+        # opened a new connection.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
@@ -83,7 +84,7 @@ class InnoDBStore(Store):
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
-            return Conflicted()  # a result might not be committed
+            return Conflicted()  # the result it would find might not be committed
         return super().look(wanted)
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -93,13 +94,13 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # An INSERT that meets a duplicate locks the index gap beside it until its transaction ends, even under READ
-        # COMMITTED. With an expired key the view runs in that transaction, and other new keys would wait for it. Hence
-        # the search for the key before the INSERT.
+        # An INSERT that runs into a duplicate locks the index gap beside it until its transaction ends, even under READ
+        # COMMITTED. With an expired key, the view runs in that transaction, and other new keys would have to wait for
+        # it. The key is therefore looked up before the INSERT.
         #
-        # Under READ COMMITTED, a subquery of the INSERT does that. Elsewhere it would lock the gap, so a separate
-        # SELECT does; under SERIALIZABLE that would lock it, too, and nothing is searched. INSERT … SELECT is no way
-        # out: it may need the table's AUTO-INC lock.
+        # Under READ COMMITTED, a subquery of the INSERT does that. Under other levels, a subquery would lock the gap,
+        # so a separate SELECT does it. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
+        # looked up at all. INSERT … SELECT is no alternative, because it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
             insert = self._guarded_insert
@@ -145,12 +146,12 @@ class InnoDBStore(Store):
 
 
 class MariaDBStore(InnoDBStore):
-    """On MariaDB, a locked entry of the unique index says that a request with the same key is running.
+    """On MariaDB, a locked entry in the unique index shows that a request with the same key is running.
 
     The running request has inserted its row without committing it. A duplicate's INSERT would wait for that row's lock;
     with a lock timeout of 0, set for this statement rather than the session, it fails at once with error 1205. That
-    rolls back the failed statement only, unless the server sets `innodb_rollback_on_timeout`, which rolls back the
-    whole transaction.
+    rolls back only the failed statement, unless `innodb_rollback_on_timeout` is set on the server: then it rolls back
+    the whole transaction.
     """
 
     at_once = AT_ONCE
@@ -158,8 +159,9 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # A Galera node may roll our transaction back because one on another node committed first, before a SELECT here
-        # can find its rows. After `wsrep_sync_wait`, this node has received whatever the others have committed.
+        # A Galera node may roll back our transaction because a transaction on another node committed first, even before
+        # a SELECT on this node can find the other one's rows. After `wsrep_sync_wait`, this node has received whatever
+        # the others have committed.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
@@ -168,26 +170,27 @@ class MariaDBStore(InnoDBStore):
 class MySQLStore(InnoDBStore):
     """On MySQL, a SELECT … FOR UPDATE NOWAIT looks for the key, and fails at once if its row is locked.
 
-    It is a subquery of the INSERT, so a new key is claimed in one statement. It locks only the key's row; of several
-    requests with the same expired key, one gets the lock, and the others don't wait.
+    The SELECT is a subquery of the INSERT, so a new key is claimed in one statement. It locks only the key's row. If
+    several requests send the same expired key, one of them gets the lock, and the others don't wait.
 
-    A duplicate may still wait until the running request ends, for at most `innodb_lock_wait_timeout`:
+    In two cases, a duplicate still waits until the running request ends, for at most `innodb_lock_wait_timeout`:
 
-    * in the microseconds between the subquery and the row of the first request;
-    * in isolation levels other than READ COMMITTED, where the subquery would lock the gap around a new key and is left
-      out.
+    * if it arrives in the microseconds between the first request's subquery and the insertion of its row;
+    * under isolation levels other than READ COMMITTED, where the subquery is left out because it would lock the gap
+      around a new key.
 
-    InnoDB also keeps deleted rows in the index for a while. Sending such a key again locks the gap beside it, and the
-    INSERT of another new key in that gap waits for the lock.
+    InnoDB also keeps deleted rows in the index for a while. If such a key is sent again, its claim locks the gap beside
+    it, and the INSERT of another new key in that gap waits for the lock.
     """
 
-    # Reading the table of the INSERT raises error 1093 except in a derived table, a SELECT inside FROM. A plain SELECT
-    # would wait for locks, and SKIP LOCKED would take a locked row for a new key.
+    # Reading the table that the INSERT writes to raises error 1093, except in a derived table (a SELECT inside FROM). A
+    # plain SELECT would wait for locks, and SKIP LOCKED would mistake a locked row for a new key.
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # The lock may be another duplicate's, and the row unchanged. `look` reads what is committed, without a lock.
+        # The lock may belong to another duplicate, and the row may be unchanged. `look` reads what is committed,
+        # without a lock.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

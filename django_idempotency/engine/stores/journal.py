@@ -1,26 +1,27 @@
 """What leased mode keeps: the lease of a committed claim, and the steps of the work.
 
-Only the worker whose attempt number is on the row may change either: the fence. Once another worker has taken the key
-over, everything the old one tries is refused.
+Only the worker whose attempt number is on the row may change either of them. This rule is the fence. Once another
+worker has taken the key over, everything the old one tries is refused.
 
 # Note [Fencing]
 A worker can stall and wake up after its lease has expired. Each of its transactions therefore begins by locking or
-changing the claimed row, and goes on only if the row is in progress with its own attempt number. A takeover locks the
-same row before it changes the attempt number, and a person's decision before it changes the status, so the old worker
-cannot commit after either of them: `LeaseLost` rolls it back. Without the lock, both workers could commit at the same
-time.
+changing the claimed row, and goes on only if the row is in progress with the worker's own attempt number. A takeover
+locks the same row before it changes the attempt number, and a person's decision locks it before it changes the status.
+The old worker therefore cannot commit after either of them: `LeaseLost` rolls its transaction back. Without the lock,
+both workers could commit at the same time.
 
-Each query for the claimed row compares the two hashes as well. Where tenants have a schema or a database each, a view
-may switch its connection to another tenant with `SET search_path` or `USE`, whose table may hold a different key with
+Each query for the claimed row compares the two hashes as well. If each tenant has its own schema or database, a view
+may use `SET search_path` or `USE` to switch its connection to another tenant, whose table may hold a different key with
 the same id and attempt number. A partitioned key table also needs the hashes to find the partition.
 
-On every database, the row is updated before a worker makes a call. Under REPEATABLE READ a takeover may work with a
-snapshot from before the call; because of the update, such a takeover fails. A lock alone would not stop it.
+On every database, the row is updated before a worker makes a call. Under REPEATABLE READ, a takeover may work with a
+snapshot from before the call. Because of the update, such a takeover fails. A lock alone would not stop it.
 
 # Note [One truth about a key]
-What a key is worth is written on its row: `unknown` counts the calls and writes that were started and have no result,
-`effects` the calls that have finished, lost values included. Each statement that starts or finishes a step has the
-matching change of the row in its transaction, behind the fence, so the two cannot differ:
+The key's row says what has become of its steps: `unknown` counts the calls and writes that were started and have no
+result, and `effects` counts the calls that have finished, including those whose value was lost. Each statement that
+starts or finishes a step is in the same transaction as the matching change to the row, behind the fence, so the two
+cannot differ:
 
     start of a call or write      unknown + 1     (a repeated call: no change)
     finish of a call              unknown - 1, effects + 1
@@ -29,13 +30,13 @@ matching change of the row in its transaction, behind the fence, so the two cann
     release                       unknown = 0     (the steps without a result are deleted)
     takeover of an expired row    both 0          (its steps are deleted)
 
-`attention_at` is set where an attempt ends or is decided with either count above 0, and cleared where the key is
-resumed or completed. Everything else asks the row: a claim, a cleanup, the admin, the metrics. Only the names and kinds
-of steps are read from their table.
+`attention_at` is set when an attempt ends, or a person decides about the key, while either count is above 0, and
+cleared when the key is resumed or completed. A claim, a cleanup, the admin and the metrics all rely on the row. Only the names
+and kinds of steps are read from the table of steps.
 
 # Note [Lost answers]
-A connection may break while a worker waits for the answer to a COMMIT. Nobody can tell then whether the transaction was
-committed, and each place has its rule:
+A connection may break while a worker waits for the answer to a COMMIT. Nobody can then tell whether the transaction was
+committed, so there is a rule for each case:
 
 * The claim: the error propagates, and the work does not run. If the claim was committed, the key is locked until its
   lease expires.
@@ -44,14 +45,14 @@ committed, and each place has its rule:
   finds no step without a result, and is rolled back.
 * A local write: the error propagates, and the key is marked as failed. The next attempt finds a step for the write only
   if it was committed.
-* The completion of the key: the worker tries to mark the key as failed. A completed key refuses that, and its client
-  gets the stored response; otherwise the next attempt does not repeat the finished steps.
+* The completion of the key: the worker tries to mark the key as failed. If the key was completed after all, this is
+  refused, and the client gets the stored response. Otherwise, the next attempt does not repeat the finished steps.
 
 # Note [Writes in doubt]
 The transaction of a local write begins with a record of the start and ends with one of the result, so that others see
-both or neither. But the project's function can end that transaction early, by a raw COMMIT or by DDL on MariaDB, for
-example. If it then fails or is killed, the write has no result. What it committed is beyond the package's knowledge,
-and a person has to decide about the key.
+both or neither. But the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on
+MariaDB. If it then fails or is killed, the write has no result. The package cannot know what was committed, so a person
+has to decide about the key.
 """
 
 from __future__ import annotations
@@ -103,15 +104,16 @@ class Journal:
     def fence(self, claimed: Claimed, *, unknown: int = 0, effects: int = 0) -> None:
         """Lock or change the claimed row, so that a takeover can only commit after this transaction.
 
-        PostgreSQL only locks a row whose counts stay the same. The other databases change it in any case: a Galera node
-        tells the others about changed rows only, and SQLite has no row locks. See Note [Fencing].
+        On PostgreSQL, a row whose counts stay the same is only locked. On the other databases it is changed in any
+        case, because a Galera node informs the others only about changed rows, and SQLite has no row locks. See Note
+        [Fencing].
 
         Args:
             unknown, effects: what to add to the counts. See Note [One truth about a key].
 
         Raises:
             LeaseLost: the row no longer belongs to this attempt.
-            AlreadyFinished: there is no step without a result to count down.
+            AlreadyFinished: no step lacks a result, so there is nothing to count down.
         """
         own = self._own(claimed)
         if unknown or effects or not connections[self.alias].features.has_select_for_no_key_update:
@@ -136,8 +138,8 @@ class Journal:
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The error becomes ASCII, because a database may refuse other letters, and the key would then stay locked until
-        its lease expires.
+        The error is converted to ASCII, because a database may refuse other characters. The key would then stay locked
+        until its lease expires.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         ended: dict[str, Any] = {
@@ -159,7 +161,7 @@ class Journal:
         rows = list(own.values_list("own__name", "own__kind", "own__finished_at", "own__result"))
         if not rows:
             raise lease_lost()
-        # Everything is decrypted before a step runs, so that none runs if one can't be.
+        # All results are decrypted before any step runs, so that none runs if a result can't be decrypted.
         return {
             name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name))
             for name, kind, finished, kept in rows
@@ -171,14 +173,15 @@ class Journal:
     ) -> None:
         """Record the start of a call before it is made. Raises `LeaseLost`.
 
-        A repeated call keeps the time and error of the old one, by which a person can look it up in the other system.
+        A repeated call keeps the time and the error that are stored, so that a person can look up the earlier call in
+        the other system.
 
         Args:
             keyed: whether this start follows a `derive_key` for the step. None leaves the step as it is, because
                 `reconcile` looks a call up rather than making it.
             again: an earlier attempt started this call.
-            keys_last: raise `NotRepeatable` unless all earlier starts were keyed and the first is younger than this
-                many seconds. None repeats in any case.
+            keys_last: raise `NotRepeatable` unless this start and all earlier ones are keyed, and the first was less
+                than this many seconds ago. None repeats the call in any case.
         """
         with self._atomic():
             self.fence(claimed, unknown=0 if again else 1)
@@ -195,7 +198,7 @@ class Journal:
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
         """Record the result of a call. None means that its value is lost. Raises `LeaseLost`.
 
-        To a caller that tries again after a database error, `AlreadyFinished` is success. See Note [Lost answers].
+        To a caller that tries again after a database error, `AlreadyFinished` means success. See Note [Lost answers].
         """
         with self._atomic():
             self.fence(claimed, unknown=-1, effects=1)
@@ -234,9 +237,9 @@ class Journal:
 
         Raises:
             LeaseLost: another worker has taken the key over.
-            TransactionBroken: the write was started in an earlier transaction than the current one.
+            TransactionBroken: the transaction in which the write was started has been rolled back.
         """
-        # The step first: if the start is gone with an earlier transaction, there is no count to take back.
+        # The step comes first: if its start has been rolled back, there is no count to take back.
         if not self._finish(claimed, name, result):
             self.fence(claimed)
             raise TransactionBroken(
@@ -251,7 +254,7 @@ class Journal:
     def doubts(self, row: Claimed, keys_last: float) -> list[Doubt]:
         """Return the steps without a result. The caller must lock the key first.
 
-        The steps are locked as well, which reads what is committed now rather than an older snapshot.
+        The steps are locked as well, so that the query reads what is committed now rather than an older snapshot.
         """
         again = ExpressionWrapper(recognizable(keys_last), BooleanField())
         rows = locked(steps_of(self.alias, row).filter(UNFINISHED)).order_by("pk").values_list("name", "kind", again)
@@ -291,7 +294,7 @@ class Journal:
             started_at=Clock(),
             **values,
         )
-        # Not save(), whose signals would run code of the project between the fence and the step.
+        # Not save(), whose signals would run the project's code between the fence and the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
@@ -309,7 +312,7 @@ def recognizable(keys_last: float) -> Q:
 
 
 def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """The steps of one key, by its id and hashes: two partitions, or two tenants, may share an id."""
+    """The steps of one key, found by its id and hashes, because two partitions or two tenants may use the same id."""
     steps = IdempotencyStep.objects.using(alias)
     return steps.filter(key=row.id, key_hash=row.key_hash, scope_hash=row.scope_hash)
 
@@ -317,7 +320,7 @@ def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyS
 def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
     """Mark locked or fenced rows as failed, and return how many. Those with an effect or a doubt need attention.
 
-    Two statements, because Citus allows no clock inside CASE.
+    This takes two statements, because Citus doesn't allow a clock inside CASE.
     """
     settled = rows.filter(SETTLED).update(**changes, attention_at=None)
     return settled + rows.exclude(SETTLED).update(**changes, attention_at=Clock())
@@ -326,7 +329,8 @@ def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
     """Lock the rows of a query until the transaction ends, on databases with row locks.
 
-    Plain reads still see them. `skip` leaves out rows that another transaction has locked, where the database can.
+    Plain reads still see them. `skip` leaves out rows that another transaction has locked, if the database supports
+    that.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

@@ -1,42 +1,44 @@
-"""Sending several SQL statements to PostgreSQL in one message, past Django's cursors.
+"""Sending several SQL statements to PostgreSQL in one message, bypassing Django's cursors.
 
 Django sends BEGIN and COMMIT as messages of their own, and waits for each. Here BEGIN travels with the claim, and
-COMMIT with the view's result, so that a protected view usually sends as many messages as an unprotected `atomic()` one.
-The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before each statement
-whether a transaction is open, so it sends no second BEGIN.
+COMMIT with the view's result, so that a protected view usually sends as many messages as an unprotected view inside
+`atomic()`. The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before each
+statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
-Tracing tools and multi-tenant packages must see each statement, which Django's cursor therefore sends unless everything
-here is original: the connection is of Django's own class rather than a subclass, psycopg's connection is of psycopg's
-own class, and all cursor methods are Django's. There is no execute wrapper and no query log; the `atomic()` block is
-the outermost, at the default isolation level.
+Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
+nothing has been replaced: the connection belongs to Django's own class rather than to a subclass, psycopg's connection
+belongs to psycopg's own class, and all cursor methods are Django's. In addition, there must be no execute wrapper and
+no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
 
 # Note [Prepared statements]
-The first claim on a connection is sent as SQL text, because prepared statements save nothing on a connection that
-serves one request. The message of the second claim prepares the statements, too. A pool hands the same connection
-object of psycopg to several requests, which is why its state, such as "prepared", is kept in an attribute of that
-object.
+The first claim on a connection is sent as SQL text, because preparing statements saves nothing on a connection that
+serves only one request. The message with the second claim also prepares the statements. A pool hands the same psycopg
+connection object to several requests, which is why the connection's state, such as "prepared", is kept in an attribute
+of that object.
 
-Behind a connection pooler, two releases of this package can meet each other's prepared statements. Every name contains
-one hash of all the statements, which means that a connection either has all statements of a release or none of them. If
-each name hashed only its own SQL, a release whose completion alone is new would find the claim of the old release, run
-the view, and then lack the completion: that request fails, and so does every retry on the connection.
+Behind a connection pooler, two releases of this package can come across each other's prepared statements. Every name
+contains a hash of all the statements, so a connection has either all the statements of a release or none of them. If
+each name contained only the hash of its own SQL, a release that changes only the completion would find the old
+release's claim, run the view, and then lack the completion. That request would fail, and so would every retry on the
+connection.
 
 A prepared statement fails if DISCARD ALL has deleted it, or if another client behind a pooler has taken its name. A
-claim that fails this way is rolled back and sent again as SQL text. From then on, so is everything on that connection.
+claim that fails this way is rolled back and sent again as SQL text. From then on, everything on that connection is sent
+as SQL text.
 
-A completion whose name is missing, because the view sent DEALLOCATE ALL, aborts the view's transaction. It cannot be
-sent again without the view, so nothing is committed and the client gets 503. A savepoint in the same message would save
-that request, at the price of a second transaction id for every other request: a busy database would have to freeze its
-tables twice as often.
+If the name of a completion is missing because the view sent DEALLOCATE ALL, the completion aborts the view's
+transaction. It cannot be sent again without running the view again, so nothing is committed and the client gets 503. A
+savepoint in the same message would save that request, at the cost of a second transaction id for every other request: a
+busy database would have to freeze its tables twice as often.
 
-PostgreSQL plans a prepared statement anew for its first five calls, and keeps the plan of the sixth. Had the key table
-been empty then, that plan would be a sequential scan, and would go on reading the whole table when it has grown. So
-`enable_seqscan` is off while a connection plans, and is what it was before when the view runs: PostgreSQL evaluates the
-arguments of EXECUTE one after the other before it plans, the last two read `enable_seqscan` and switch it off, and the
-statement restores what was read. After `PLANNED` calls the arguments are NULL, because switching costs as much as a
-tenth of the claim. Only ANALYZE and VACUUM of the table have a plan made anew after that. They see its real size, and
-the next ANALYZE follows when it has grown.
+PostgreSQL plans a prepared statement anew for each of its first five calls, and keeps the plan of the sixth. If the key
+table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after it
+has grown. Therefore, `enable_seqscan` is off during planning, and has its previous value again when the view runs.
+PostgreSQL evaluates the arguments of EXECUTE one after the other before it plans: the last two read `enable_seqscan`
+and switch it off, and the statement restores the value that was read. After `PLANNED` calls these two arguments are
+NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE and VACUUM of the table cause
+a new plan. They see the table's real size, and the next ANALYZE follows once the table has grown.
 """
 
 from __future__ import annotations
@@ -79,11 +81,11 @@ IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 DONE = frozenset({1, 2})
 """libpq's PGRES_COMMAND_OK and PGRES_TUPLES_OK."""
 PLAIN = (False, None, None, None)
-"""The `autocommit`, `isolation_level`, `read_only` and `deferrable` with which psycopg sends a plain BEGIN."""
+"""The `autocommit`, `isolation_level`, `read_only` and `deferrable` for which psycopg sends a plain BEGIN."""
 LARGE = 64 * 1024
-"""Bytes above which a body becomes a binary parameter: the server parses long hexadecimal text slowly."""
+"""The size in bytes above which a body is sent as a binary parameter: long hexadecimal text is slow to parse."""
 SOON = 50
-"""Milliseconds in which a claim is answered that waits for no lock."""
+"""The milliseconds within which the server answers a claim that doesn't wait for a lock."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
 """The modules of Django's own connection classes."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
@@ -95,7 +97,8 @@ SEQSCAN_OFF, PLANNED_ALREADY = (
 )
 """The last arguments of an EXECUTE. See Note [Prepared statements]."""
 PLANNED = 10
-"""The calls of a prepared statement after which its plan is kept: the sixth makes it, and some may fail before that."""
+"""The number of calls after which a prepared statement keeps its plan. The sixth call makes that plan, but some of the
+calls before it may fail."""
 
 
 def statements(**texts: str) -> dict[str, Statement]:
@@ -117,7 +120,7 @@ def _parameters(text: str) -> list[str]:
 
 
 class Statement:
-    """A statement that is sent as SQL text until it is prepared, and by name and values from then on.
+    """A statement that is sent as SQL text until it is prepared, and by its name and the values from then on.
 
     Args:
         name: the name of the prepared statement.
@@ -142,7 +145,7 @@ class Statement:
                 literals.append(b"NULL")
             elif isinstance(value, str):
                 if "\0" in value:
-                    # libpq would cut the text there.
+                    # libpq would cut the text off there.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literals.append(escape(value.encode()))
             elif isinstance(value, bytes):
@@ -160,9 +163,9 @@ class Statement:
 def may_send(connection: Any, status: int) -> bool:
     """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    Before a BEGIN, `status` is IDLE; psycopg must be about to send it without options, and Django to commit later.
-    Before a COMMIT it is IN_TRANSACTION, and COMMIT must be all that the end of the current `atomic()` would send.
-    Whether the connection needs a rollback is not checked.
+    Before a BEGIN, `status` is IDLE. psycopg must then be about to send BEGIN without options, and Django must be going
+    to commit later. Before a COMMIT, `status` is IN_TRANSACTION, and COMMIT must be the only thing that the end of the
+    current `atomic()` block would send. Whether the connection needs a rollback is not checked.
     """
     raw = connection.connection
     return (
@@ -195,7 +198,7 @@ def _first_state(connection: Any, raw: Any) -> str:
 
 
 def _is_original(method: Any) -> bool:
-    """Whether the method's code is in a file of Django. Tools that replace it usually copy its name and module."""
+    """Whether the method's code is in one of Django's files. Tools that replace it usually copy its name and module."""
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
@@ -208,7 +211,7 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
     if state is USED:
-        # The claim is prepared last: a connection that has it also has all the others.
+        # The claim is prepared last, so a connection that has it also has all the others.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
     try:
@@ -235,7 +238,7 @@ def end_while(connection: Any, work: Callable[[], T]) -> T:
         try:
             return work()
         finally:
-            # Nothing was written, so the COMMIT may end as it likes.
+            # Nothing was written, so it doesn't matter how the COMMIT ends.
             raw.wait(generators.execute(raw.pgconn))
 
 
@@ -246,7 +249,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
-        # A binary parameter needs psycopg's own cursor, and a message to itself: Django sends the COMMIT later.
+        # A binary parameter needs psycopg's own cursor and a message of its own. Django sends the COMMIT later.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -268,7 +271,7 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 
 def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
-    """Whether a prepared statement is lost or its name taken. The connection then prepares nothing any more."""
+    """Switch the connection to SQL text if a prepared statement is lost or its name is taken. Return whether it was."""
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
         return False
     setattr(raw, STATE, TEXT)
@@ -276,11 +279,11 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 
 
 def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
-    """Send a message, and return the result of its last statement. Errors of psycopg become Django's.
+    """Send a message, and return the result of its last statement. psycopg's errors become Django's.
 
-    A claim can wait for a migration, which is why it is waited for as Django's cursor waits: it sees signals, and after
-    a Ctrl-C the server does not go on waiting either. libpq's own waiting does neither, and shows only the last error
-    of a pooler that ends the connection.
+    A claim may have to wait for a migration, so this waits as Django's cursor does: signals are noticed, and after a
+    Ctrl-C the server stops waiting, too. libpq's own waiting does neither, and if a pooler ends the connection, it
+    shows only the last error.
     """
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
@@ -295,13 +298,13 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
             # A server or pooler that ends the connection says why first; libpq then adds an error that says less.
             first = next(result for result in results if result.status not in DONE)
             error = errors.error_from_result(first, "utf-8")
-            # An error of libpq, as from a lost connection, has no SQLSTATE.
+            # An error from libpq itself, such as a lost connection, has no SQLSTATE.
             raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return results[-1]
 
 
 def _attentively(raw: Any, message: bytes) -> list[Any]:
-    """Send a message, and notice signals until all results are there.
+    """Send a message, and notice signals until all results have arrived.
 
     psycopg's own waiting costs 20 µs more than libpq's. This costs half of that if the answer comes soon.
     """
@@ -313,7 +316,7 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
         answer.register(pgconn.socket, select.POLLIN)
         try:
             soon = answer.poll(SOON)
-        # psycopg's waiting raises a signal's exception again, and cancels the statement after a Ctrl-C.
+        # While it waits, psycopg raises a signal's exception again, and cancels the statement after a Ctrl-C.
         except BaseException as error:  # noqa: BLE001
             soon = raw.wait(_raising(error))
         if soon:
@@ -332,6 +335,6 @@ def _raising(error: BaseException) -> Iterator[int]:
 
 @cache
 def _in_gevent() -> bool:
-    """Whether gevent has patched this process, where libpq's own waiting would block all greenlets."""
+    """Whether gevent has patched this process. If so, libpq's own waiting would block all greenlets."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

@@ -1,7 +1,8 @@
-"""The store for PostgreSQL, where an advisory lock says whether a request with the same key is running.
+"""The store for PostgreSQL, where an advisory lock shows whether a request with the same key is running.
 
-The transaction of a running view holds the advisory lock numbered `scope_hash`. A duplicate only tries to take it, and
-gets `Conflicted` rather than wait for the row. The unique constraint keeps each key to one row.
+The transaction of a running view holds the advisory lock with the number `scope_hash`. A duplicate only tries to take
+that lock, and gets `Conflicted` instead of waiting for the row. The unique constraint ensures that each key has only
+one row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
-"""Types of parameters that PostgreSQL can't guess in an INSERT … SELECT."""
+"""The types of parameters for which PostgreSQL can't infer a type in an INSERT … SELECT."""
 TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
 """Takes the key's advisory lock, or returns false at once if another transaction holds it."""
 WALK_INDEXES = "SELECT " + ", ".join(
@@ -47,8 +48,8 @@ PURGE = (
     "AND {steps}.{key_hash} = gone.k AND {steps}.{scope_hash} = gone.s) "
     "SELECT count(*), max(until) FROM gone"
 )
-"""Delete a batch of expired keys with their steps. A ctid is unique in one partition only, so the hashes are compared
-as well; only what was deleted takes its steps along."""
+"""Delete a batch of expired keys with their steps. A ctid is unique only within one partition, so the hashes are
+compared as well. Steps are deleted only for keys that were in fact deleted."""
 
 
 RUNNING_SQL = (
@@ -64,9 +65,9 @@ RUNNING_SQL = (
 """Its parameter `table` is the quoted name of the key table.
 
 # Note [Which advisory locks are ours]
-The number of an advisory lock is a hash, and another application may use the same one. Each claim also writes to the
-key table, though, and then holds a lock on that table until its transaction ends: `RUNNING_SQL` returns only
-transactions that hold both. A statement to mark the advisory lock as ours would make every request slower."""
+The number of an advisory lock is a hash, and another application may use the same one. But each claim also writes to
+the key table, and then holds a lock on that table until its transaction ends. `RUNNING_SQL` therefore returns only
+transactions that hold both locks. A statement to mark the advisory lock as ours would make every request slower."""
 
 
 ELSEWHERE_SQL = (
@@ -89,8 +90,8 @@ class PostgreSQLStore(Store):
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: Error) -> object:
-        # psycopg 3 calls it sqlstate, psycopg2 pgcode. Errors of libpq and of a connection pool come from no server,
-        # and carry neither.
+        # psycopg 3 calls it sqlstate, psycopg2 pgcode. Errors from libpq or from a connection pool don't come from a
+        # server, and carry neither.
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
@@ -103,7 +104,7 @@ class PostgreSQLStore(Store):
         return super().claim(wanted)
 
     def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Claim a key by one message; the answer to a duplicate takes two.
+        """Claim a key with a single message. Answering a duplicate takes two.
 
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
         transaction stored or deleted its row a moment ago.
@@ -131,8 +132,8 @@ class PostgreSQLStore(Store):
             else:
                 messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # IN_ERROR rules out COMMIT, which ends the transaction even if it fails: the project's deferred triggers
-            # may fail there with the same codes.
+            # IN_ERROR rules out that the error came from COMMIT, which ends the transaction even if it fails. The
+            # project's deferred triggers may fail in COMMIT with the same codes.
             raw: Any = connection.connection
             if raw is not None and raw.info.transaction_status == IN_ERROR:
                 self._name_cause(error)
@@ -140,8 +141,8 @@ class PostgreSQLStore(Store):
 
     def _name_cause(self, error: DatabaseError) -> None:
         match self.code(error):
-            # The statement divides by the number of rows it wrote, so it fails if the claim is lost. In a schema
-            # without the table, it fails as well.
+            # The statement divides by the number of rows it wrote, so it fails if the claim is lost. It also fails in a
+            # schema without the table.
             case "22012" | "42P01":
                 raise claim_lost() from error
             case code if code in self.lost:
@@ -157,7 +158,7 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # Dividing by zero, if no row was written, keeps PostgreSQL from running the COMMIT in the same message.
+        # If no row was written, the division by zero keeps PostgreSQL from running the COMMIT in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
         return messages.statements(
             claim=self._claim_sql,
@@ -180,7 +181,7 @@ class PostgreSQLStore(Store):
         super().explain(error)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        # After a COMMIT of the view, its claim is in the table, and `complete` can still store the response there.
+        # If the view has sent COMMIT, its claim is in the table, and `complete` can still store the response there.
         if not self.has_no_transaction(connection):
             return False
         own = f"SELECT 1 FROM {self._sql.table} WHERE {self._sql.fence}"
@@ -188,7 +189,7 @@ class PostgreSQLStore(Store):
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         # psycopg 3 begins another transaction before its next statement, unless the view switched autocommit on.
-        # psycopg2 doesn't notice the end, and begins none.
+        # psycopg2 doesn't notice that the transaction has ended, and doesn't begin another one.
         raw: Any = connection.connection
         begins = hasattr(raw, "pgconn") and not raw.autocommit
         if raw is None or begins or connection.closed_in_transaction:
@@ -211,8 +212,8 @@ class PostgreSQLStore(Store):
     def _claim_sql(self) -> str:
         """Read the row of a key, or, if there is none, take the advisory lock without waiting and INSERT one.
 
-        A new row returns its id and the present time. A stored one returns NULL, a JSON list of its columns except the
-        body, and the body. If it could do neither, there is no row.
+        For a new row, the statement returns its id and the current time. For a stored one, it returns NULL, a JSON list
+        of the columns except the body, and the body. If it could neither read nor insert a row, it returns none.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
@@ -235,8 +236,9 @@ class PostgreSQLStore(Store):
     def _read_sql(self) -> str:
         """SELECT the row of a key, and take its advisory lock if it can be claimed.
 
-        There is always one row, of NULLs if no key is stored. A key that is stored after the SELECT began is not seen:
-        if the lock was free and no key was found, the store tries the INSERT again.
+        It always returns one row, in which the key's columns are NULL if no key is stored. A key that is stored after
+        the SELECT began is not seen. Therefore, if the lock was free and no key was found, the store tries the INSERT
+        again.
         """
         sql = self._sql
         stored = sql.stored_key(sql.expired)
@@ -258,8 +260,8 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # PostgreSQL guesses that 0.5 % of the rows lie between the two limits on `expires_at`, for which it may read
-        # and sort all expired rows in every batch. WALK_INDEXES makes it follow the index and look each step up, which
+        # PostgreSQL guesses that 0.5 % of the rows lie between the two limits on `expires_at`, and may therefore read
+        # and sort all expired rows in every batch. WALK_INDEXES makes it follow the index and look up each step, which
         # is faster.
         self._fetch(WALK_INDEXES)
         return self._purge(batch_size, not_before or LONG_AGO)
@@ -302,27 +304,28 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
 
 
 class CitusStore(PostgreSQLStore):
-    """PostgreSQL with the Citus extension: several nodes, each tenant's schema on one of them.
+    """PostgreSQL with the Citus extension: there are several nodes, and each tenant's schema is on one of them.
 
-    A key's row is on its tenant's node, and commits in one phase with the tenant's other rows; a view that writes to
-    several nodes commits in two. Each statement here is a "router query", which Citus passes unchanged to the schema's
-    node. That excludes INSERT … SELECT, which it may run on another node.
+    A key's row is on its tenant's node, so it is committed in one phase with the tenant's other rows. A view that
+    writes to several nodes commits in two phases. Each statement here is a "router query", which Citus passes unchanged
+    to the schema's node. That rules out INSERT … SELECT, which Citus may run on another node.
     """
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # Messages with several statements would save little, because Citus spends its time between its nodes.
+        # Messages with several statements would save little, because Citus spends most of the time on communication
+        # between its nodes.
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # `_read` takes the advisory lock on the node of the row, where Citus sends every duplicate, too.
+        # `_read` takes the advisory lock on the row's node, to which Citus sends every duplicate, too.
         if self._read(wanted) is not None:
             return None
         row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))
         return None if row is None else int(row[0])
 
     def _purge(self, batch_size: int, not_before: Any) -> tuple[int, Any]:
-        # Router queries, each on one table.
+        # These are router queries, each on a single table.
         return Store.purge(self, batch_size, not_before)

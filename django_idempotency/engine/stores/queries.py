@@ -1,8 +1,8 @@
 """The SQL that finds and claims a key, and completes or releases the claim.
 
-Most statements are built once, at their first use. Databases differ in their INSERT and in how they compute times.
-Rarer actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and `values_of_claim`
-return them.
+Most statements are built once, when they are first used. Databases differ in their INSERT and in how they compute
+times. Rarer actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and
+`values_of_claim` return them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SECONDS_SINCE_1970 = {
     "mysql": "UNIX_TIMESTAMP()",
     "sqlite": "strftime('%%s', 'now')",
 }
-"""The present time. Whole seconds are exact enough for the age of a key."""
+"""The current time. Whole seconds are exact enough for the age of a key."""
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
-    # SQLite keeps milliseconds, and a float's further digits would be wrong.
+    # SQLite keeps milliseconds, and any further digits of the float would be wrong.
     "sqlite": "round((julianday({}) - julianday('now')) * 86400, 3)",
 }
 """The seconds left until the time in a column."""
@@ -42,15 +42,15 @@ COLUMNS = (
     *("expired", "lapsed", "unleased", "lease_left"),
     *("status_code", "headers", "resource_type", "resource_id", "body"),
 )
-"""What a query reads of a row. The body is last, because it can't be a part of JSON."""
+"""What a query reads from a row. The body comes last, because it can't be part of the JSON."""
 
 
 BYTES, TRUTHS = ("fingerprint", "body"), ("expired", "lapsed", "unleased")
-"""Columns that drivers return in different types."""
+"""Columns that different drivers return as different types."""
 
 
 class Queries:
-    """The statements of one alias. `k` maps each column of the key table to its quoted name."""
+    """The statements for one alias. `k` maps each column of the key table to its quoted name."""
 
     def __init__(self, alias: str) -> None:
         connection = connections[alias]
@@ -88,7 +88,7 @@ class Queries:
         return {self.k[name]: value for name, value in values.items()}
 
     def insert(self, **instead: str) -> str:
-        """INSERT a new row. Keyword arguments replace the SQL of a column."""
+        """INSERT a new row. Each keyword argument replaces the SQL of a column."""
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
@@ -98,7 +98,7 @@ class Queries:
         return f"{self.insert()} ON CONFLICT ({self.k['key_hash']}, {self.k['scope_hash']}) DO NOTHING"
 
     def stored_key(self, expired: str) -> dict[str, str]:
-        """Return the SQL of each of `COLUMNS`. `expired` is the condition of an expired row."""
+        """Return the SQL of each of `COLUMNS`. `expired` is the condition for a row to have expired."""
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -131,7 +131,7 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """UPDATE the claimed row with the response. A resource that is NULL leaves the stored one."""
+        """UPDATE the claimed row with the response. If the resource is NULL, the stored one stays."""
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}
@@ -150,13 +150,14 @@ class Queries:
     def complete_and_keep(self) -> str:
         """`complete`, with a new time at which the response expires.
 
-        Two statements, because Citus allows no time function in the COALESCE that a single one would need.
+        This is a separate statement, because a single one would need a time function inside COALESCE, which Citus
+        doesn't allow.
         """
         return self.complete.replace(" SET ", f" SET {self.k['expires_at']} = {self.later('ttl')}, ", 1)
 
     @cached_property
     def complete_settled(self) -> str:
-        """`complete_and_keep`, but only while each call and write of the key has a result."""
+        """`complete_and_keep`, but only if every call and write of the key has a result."""
         return f"{self.complete_and_keep} AND {self.k['unknown']} = 0"
 
     @cached_property
@@ -215,5 +216,5 @@ def values_of_claim(claimed: Claimed) -> Values:
 
 @cache
 def _worker(pid: int) -> str:
-    """Return host and process id. A forked process must not find the name of its parent in the cache."""
+    """Return the host and the process id. A forked process must not find its parent's name in the cache."""
     return f"{gethostname()[:80]}:{pid}"

@@ -1,28 +1,29 @@
-"""Encrypting what is stored: responses, step results, errors and decisions, which are then called sealed.
+"""Encrypts what is stored: responses, step results, errors and decisions. Encrypted texts are called sealed.
 
 Without `ENCRYPTION_KEYS` nothing is sealed, and the package `cryptography` is not even imported.
 
 # Note [How to recognize a sealed text]
-Rows from before the setting stay unencrypted and must stay readable, so a stored text has to show whether it is sealed,
-even if a client chose it.
+Rows that were stored before the setting was made stay unencrypted and must stay readable. A stored text must therefore
+show whether it is sealed, even if a client chose its content.
 
-Outside of `body`, sealed text begins with the mark `enc1:`. Nothing else stored there can: headers and decisions are
-JSON lists and a step's result is a JSON object, while an error text begins with the name of a Python class or a
-sentence of this package.
+Outside `body`, sealed text begins with the mark `enc1:`. No other text stored there can begin with it: headers and
+decisions are JSON lists, a step's result is a JSON object, and an error text begins with the name of a Python class or
+a sentence from this package.
 
-A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. It therefore
-carries no mark of its own. Headers and body are always written by the same statement: if the headers are sealed, so is
-the body.
+A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. A body
+therefore carries no mark of its own. Headers and body are always written by the same statement: if the headers are
+sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM, whose associated data describes the place of a text. It can be decrypted only there.
+The cipher is AES-256-GCM. Its associated data describes the place of a text, so the text can be decrypted only there.
 Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and receive
 it with their next retry.
 
-The place is the row's two hashes, which depend on key, caller and operation, and the name of the column; for a step,
-its name as well. A response is also bound to the status code and the fingerprint of its row, and can't be decrypted
-once either is changed: an error can't become a success, nor a stored response the answer to another payload. In a
-backend, it is bound to the random token of its value, too.
+The place consists of the column's name and the row's two hashes, which depend on the key, the caller and the operation.
+For a step, it also includes the step's name. A response is also bound to the status code and the fingerprint of its
+row, and can't be decrypted once either has changed. An error therefore can't be turned into a success, and a stored
+response can't become the answer to a different payload. In a backend, a response is also bound to the random token of
+its value.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ NONCE_BYTES = 12
 
 
 HEADERS = json.JSONEncoder(separators=(",", ":"))
-"""Writes headers as ASCII. A JSON list keeps their order, which jsonb does not promise."""
+"""Writes headers as ASCII. A JSON list keeps their order, unlike an object in jsonb."""
 Row = Claimed | Identity | IdempotencyKey
 """Whatever carries both hashes of a row: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
@@ -90,7 +91,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey, *more: Fact) -> Snapshot:
-    """Return the stored response of a row. `of` carries the hashes that it was sealed with.
+    """Return the stored response of a row. `of` carries the hashes with which it was sealed.
 
     Raises `NotDecryptable`.
     """
@@ -110,7 +111,7 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
 
 
 def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
-    """Decrypt a text, which fails if it was copied from another row or column."""
+    """Decrypt a text. This fails if the text was copied from another row or column."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
@@ -124,7 +125,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
             return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
     raise NotDecryptable(
-        f"{what} cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one that the row "
+        f"{what} cannot be decrypted by any key in IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one that the row "
         "was written with. Until then the idempotency key is refused. If none is missing, the row was changed in the "
         "database: the text, its place, the status code or the fingerprint."
     )

@@ -18,7 +18,7 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and collations of the package's tables, which a rebuilt table may have lost."""
+    """Check the indexes and collations of the package's tables. A table that was rebuilt may have lost them."""
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
@@ -103,15 +103,16 @@ SELECT own.name, known.logicalrelid IS NOT NULL,
 FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) AS name) AS own
 LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
 """
-"""One row for each of the package's tables that exists: whether Citus knows it, whether its schema is distributed,
-whether any table is spread over the nodes, and whether it has the trigger of docs/citus_two_phase.sql. The view
-`citus_tables` would be missing from a tenant's schema."""
+"""One row for each of the package's tables that exist. It says whether Citus knows the table, whether its schema is
+distributed, whether any table is spread over the nodes, and whether it has the trigger from docs/citus_two_phase.sql.
+The view `citus_tables` is not used, because a tenant's schema would not contain it."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """On Citus, check where the package's tables are.
 
-    A key on another node than the orders can be lost while its order commits, and a retry then orders again.
+    If a key is on a different node from the orders, it can be lost although its order is committed, and a retry then
+    orders again.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:

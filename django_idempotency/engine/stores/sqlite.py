@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 UNKNOWN = ("no such table:", "no such column:", "has no column named")
-"""How SQLite words a missing table or column. All wrong statements share one error code."""
+"""How SQLite reports a missing table or column. All invalid statements share one error code."""
 
 
 class SQLiteStore(Store):
-    # SQLite doesn't say which key is locked, so the lock may be about another key.
+    # SQLite doesn't say which key is locked, so the lock may be due to another key.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)
@@ -48,6 +48,6 @@ class SQLiteStore(Store):
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # `not_before` is left out, because SQLite compares times as texts and the driver writes more digits than
+        # `not_before` is left out, because SQLite compares times as text, and the driver writes more digits than
         # SQLite's own clock. Each batch starts at the oldest expired key.
         return super().purge(batch_size)[0], None

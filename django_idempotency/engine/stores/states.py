@@ -1,18 +1,19 @@
 """Which states a key can be in, what a person should do about each, and how a query finds them.
 
-A state is a condition on one row of the key table and nothing else: the row counts its own steps (see Note [One truth
-about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt"; it is shown in
-the worst one, and `STATES` lists the worst first.
+A state is a condition on a single row of the key table and on nothing else, because the row counts its own steps (see
+Note [One truth about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt";
+it is shown in the worst of them, and `STATES` lists the worst first.
 
 # Note [Which index finds a state]
-A query begins with the condition of an index: `last_error` is set for failed keys, and `attention_at` for those with an
-effect or a doubt, which come first in that index; `locked_until` is set for keys with a lease. These partial indexes
-hold a handful of rows however large the table is. None of them names `status` or a counter, because PostgreSQL could
-then no longer complete a key or start and finish a step by a HOT update, which touches no index.
+A query begins with the condition of an index. `last_error` is set for failed keys, `attention_at` for those failed keys
+that have an effect or a doubt and therefore come first in the same index, and `locked_until` for keys with a lease.
+These partial indexes hold only a handful of rows, however large the table is. None of them mentions `status` or a
+counter. Otherwise PostgreSQL could no longer use a HOT update, which touches no index, to complete a key or to start
+and finish a step.
 
-A claim that was committed without a lease has no index of its own; such an index would change at every completion. The
-index on `expires_at` finds it once its `ttl` is up, where few rows are left because the cleanup deletes the others.
-Every retry is refused before that, too. See Note [A committed claim without a lease].
+Claims that were committed without a lease have no index of their own, because such an index would change at every
+completion. The index on `expires_at` finds such a claim once its `ttl` is up; few other rows are that old, because the
+cleanup deletes them. Until then, every retry is refused as well. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ CLOCKS = {
 class Clock(Func):
     """The database's time at the start of the statement, plus `plus` seconds.
 
-    It is constant within a statement, which lets an index serve comparisons with it. Neither the start of the
-    transaction nor the clock of the application server plays a part.
+    It is constant within a statement, so an index can serve comparisons with it. It depends neither on the start of the
+    transaction nor on the application server's clock.
     """
 
     arity = 0
@@ -68,7 +69,7 @@ class Clock(Func):
 UNFINISHED = Q(finished_at=None)
 """A step that was started and has no result, so that nobody knows whether it took effect."""
 SETTLED = Q(unknown=0, effects=0)
-"""A key whose steps have no effect outside that a person or a retry must know of."""
+"""A key whose steps have no effect, known or possible, that a person or a retry must know about."""
 DUE = Q(expires_at__lte=Clock())
 FAILED = Q(status=Status.FAILED, last_error__isnull=False)
 UNSETTLED = FAILED & Q(attention_at__isnull=False)
@@ -80,14 +81,14 @@ UNLEASED = Q(status=Status.IN_PROGRESS, locked_until=None)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A row of the key table, and the database's time at which it was read, such as `.annotate(now=Clock())`."""
+    """A row of the key table, and the database's time when it was read, for example from `.annotate(now=Clock())`."""
 
     row: IdempotencyKey
     now: datetime
 
     @property
     def live(self) -> bool:
-        """Whether a worker holds a lease on the key that has not expired."""
+        """Whether a worker holds an unexpired lease on the key."""
         return self.row.locked_until is not None and self.row.locked_until > self.now
 
     @property
@@ -107,7 +108,7 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """The worst state of the key, but never "expired", which only a query on `expires_at` can tell."""
+        """The worst state of the key, except "expired", which can only be found by a query on `expires_at`."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 
@@ -195,7 +196,7 @@ STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT,
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 """The states that need attention. A key is in at most one of them, so their counts add up."""
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)
-"""All keys that need attention: the union of `ATTENTION`, worded for the three indexes."""
+"""All keys that need attention: the union of `ATTENTION`, written so that the three indexes can serve it."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
 """Keys that a person may decide about. No index serves it, so a query must also filter by ids."""
 
@@ -205,6 +206,6 @@ def as_sql(condition: Q, alias: str) -> str:
     query = IdempotencyKey.objects.using(alias).filter(condition).query
     compiler = query.get_compiler(using=alias)
     sql, params = compiler.compile(query.where)
-    # The values are this module's constants; none comes from a client.
+    # The values are this module's constants. None of them comes from a client.
     literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
     return re.sub("%s", lambda found: next(literals), sql)

@@ -1,8 +1,8 @@
-"""The base of all stores, which claim a key and complete or release the claim.
+"""The base class of all stores. A store claims a key, and completes or releases the claim.
 
-A store uses its alias's connection, inside a transaction that the caller has opened: what the store and the view write
-commits or rolls back together. All times are the database's. A claim normally doesn't wait for another request;
-`execution/claiming.py` repeats it after a pause, during which no transaction is open.
+A store uses its alias's connection, inside a transaction that the caller has opened, so whatever the store and the view
+write is committed or rolled back together. All times come from the database's clock. A claim normally doesn't wait for
+another request; `execution/claiming.py` repeats it after a pause, during which no transaction is open.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
 """What a takeover of an expired key sets to NULL."""
 REFERENCE = ("id", "key_hash", "scope_hash")
-"""How a row is found, locked and deleted."""
+"""The columns by which a row is found, locked and deleted."""
 LONG_AGO = "1970-01-02"
 SAME = "{table}.{id} = gone.i AND {table}.{key_hash} = gone.k AND {table}.{scope_hash} = gone.s"
 DELETE = {
     "postgresql": "DELETE FROM {table} USING json_to_recordset(%(gone)s::json) AS gone(i bigint, k bigint, s bigint) "
     f"WHERE {SAME}",
-    # A join, because MySQL may read the whole table for an IN list, and wait for every row locked in it.
+    # A join, because for an IN list MySQL may read the whole table, and wait for every locked row in it.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(gone)s, '$[*]' COLUMNS (i BIGINT PATH '$.i', k BIGINT PATH '$.k', "
     f"s BIGINT PATH '$.s')) AS gone STRAIGHT_JOIN {{table}} ON {SAME}",
     "sqlite": "DELETE FROM {table} WHERE ({id}, {key_hash}, {scope_hash}) IN "
-    # Django 5.2 allows SQLite 3.31, which has no operator for this.
+    # Django 5.2 allows SQLite 3.31, which has no JSON operators.
     "(SELECT json_extract(value, '$.i'), json_extract(value, '$.k'), json_extract(value, '$.s') "
     "FROM json_each(%(gone)s))",
 }
-"""Deletes what belongs to a JSON list of keys. Ids alone are not enough: two partitions, for example, may share one."""
+"""Deletes the rows of a JSON list of keys. Ids alone are not enough, because two partitions may use the same one."""
 
 
 class KeyLocked(Exception):
@@ -59,14 +59,15 @@ class KeyLocked(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """An open transaction that has claimed keys in atomic mode, usually that of one request.
+    """An open transaction that has claimed keys in atomic mode, usually for a single request.
 
     Attributes:
         pid: the id of the server process, for `pg_terminate_backend`.
         application_name: the name that your service has set on its connection.
         keys: how many keys the transaction has claimed.
         seconds: the transaction's age, or None if your role is not in `pg_read_all_stats` and cannot see it.
-        state: "active", or "idle in transaction" while the server waits for the worker, or None, see `seconds`.
+        state: "active", "idle in transaction" while the server waits for the worker, or None in the same case as
+            `seconds`.
     """
 
     pid: int
@@ -79,7 +80,7 @@ class RunningTransaction:
 class Store(ABC):
     """Reads and writes the key table of one database alias.
 
-    It keeps no state of a request, so threads may share it.
+    It keeps no state about a request, so threads may share it.
     """
 
     repeatable: ClassVar[frozenset[object]] = frozenset()
@@ -90,11 +91,11 @@ class Store(ABC):
     unmigrated: ClassVar[frozenset[object]]
     """The database's error codes, as `code` returns them.
 
-    repeatable: a claim may succeed in a new transaction, as after a deadlock or a serialization failure.
+    repeatable: a claim may succeed in a new transaction, for example after a deadlock or a serialization failure.
     rolled_back: the whole transaction is gone, perhaps because a duplicate won.
     busy: the database did not answer a claim in time.
-    lost: the connection could not make a completion; a retry can.
-    down: the database can't be reached, has no connection left or is read-only, so it takes no claims.
+    lost: the connection could not complete the key, but a retry can.
+    down: the database can't be reached, has no connections left or is read-only, so it can't take claims.
     unmigrated: a table or a column is missing."""
 
     def __init__(self, alias: str) -> None:
@@ -118,18 +119,18 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether Django believes in a transaction that the driver knows nothing of. Asks no server."""
+        """Whether Django believes that a transaction is open although the driver knows of none. Sends no query."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether a transaction is open that Django doesn't know of, as after a raw BEGIN."""
+        """Whether a transaction is open that Django doesn't know about, for example after a raw BEGIN."""
         return False
 
     @abstractmethod
     def code(self, error: Error) -> object:
-        """Return the database's own code of an error, such as its SQLSTATE."""
+        """Return the database's own code for an error, such as its SQLSTATE."""
 
     def check(self) -> Iterable[CheckMessage]:
-        """Run the system checks that ask the database about its set-up, such as the storage engine."""
+        """Run the system checks that query the database about its setup, such as the storage engine."""
         return check_tables(self.connection)
 
     def explain(self, error: Error) -> None:
@@ -148,9 +149,9 @@ class Store(ABC):
     # --- public methods
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim the key, or return why that is not possible. It must be the first statement of its transaction."""
+        """Claim the key, or return why that is not possible. This must be the first statement of its transaction."""
         try:
-            # A second try, in case another transaction changed or deleted the row meanwhile.
+            # A second try, in case another transaction has changed or deleted the row in the meantime.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -177,14 +178,14 @@ class Store(ABC):
         """Store the response in the row of the claim.
 
         Args:
-            ttl: seconds to keep the response from now on. None leaves it as claimed.
-            resource: the type and id that the operation is about. None leaves it as stored.
-            last: this is the last statement of the caller's `atomic()`, so a store may send COMMIT along, and errors of
-                COMMIT come from here. Only without `ttl`.
-            settled: also require that every step of the key has a result. Only with `ttl`.
+            ttl: how many seconds to keep the response from now on. None leaves the expiry time that the claim set.
+            resource: the type and id that the operation is about. None keeps what is stored.
+            last: whether this is the last statement of the caller's `atomic()` block. A store may then send COMMIT
+                along with it, so errors of COMMIT may be raised here. Only allowed without `ttl`.
+            settled: whether to require that every step of the key has a result. Only allowed with `ttl`.
 
         Raises:
-            ClaimLost: the row no longer belongs to the claim, or is not settled.
+            ClaimLost: the row no longer belongs to the claim, or `settled` is set and a step has no result.
         """
         headers, body = seal_response(claimed, snapshot)
         type_, id_ = resource or (None, None)
@@ -204,7 +205,7 @@ class Store(ABC):
     def release(self, claimed: Claimed) -> None:
         """Delete the row of this claim, so that the next request with this key counts as new.
 
-        It must be the last statement of the caller's `atomic()`, because a store may send COMMIT along.
+        This must be the last statement of the caller's `atomic()` block, because a store may send COMMIT along with it.
 
         Raises:
             ClaimLost: the row no longer belongs to the claim.
@@ -214,15 +215,15 @@ class Store(ABC):
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        Returns how many, and the `not_before` to pass next time. It spares the next batch the index entries of deleted
-        rows, which stay for hours if a long transaction holds an old snapshot.
+        Returns how many keys were deleted, and the `not_before` to pass next time. With it, the next batch skips the
+        index entries of deleted rows, which stay for hours if a long transaction holds an old snapshot.
         """
         sql, connection = self._sql, self.connection
         columns = [sql.k[name] for name in (*REFERENCE, "policy", "expires_at")]
         mysql, skips = connection.vendor == "mysql", connection.features.has_select_for_update_skip_locked
         rows = rows_of(
             connection,
-            # Without it, MySQL may read the whole table, and lock every row.
+            # Without FORCE INDEX, MySQL may read the whole table and lock every row.
             f"SELECT {', '.join(columns)} FROM {sql.table} {'FORCE INDEX (idempotency_expires_idx)' if mysql else ''} "
             f"WHERE {sql.expired} AND {columns[-1]} >= %(not_before)s ORDER BY {columns[-1]} LIMIT %(limit)s "
             + (connection.ops.for_update_sql(skip_locked=True) if skips else ""),
@@ -234,7 +235,7 @@ class Store(ABC):
     def delete(self, locked_keys: Sequence[Sequence[Any]]) -> int:
         """Delete locked keys with their steps, and return the number of keys.
 
-        Each is a tuple of id, both hashes and policy. A key without a policy has no steps.
+        Each key is given as a tuple of its id, both hashes and its policy. A key without a policy has no steps.
         """
         leased = [key for key in locked_keys if key[3] is not None]
         self._delete(self._sql.steps, self._sql.step_key, leased)
@@ -252,14 +253,14 @@ class Store(ABC):
         return None
 
     def elsewhere(self) -> list[str]:
-        """Return the other schemas with a key table, if this connection sees the one all tenants share."""
+        """Return the other schemas that have a key table, if this connection uses the schema that all tenants share."""
         return []
 
     # --- database-specific methods
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        """Insert a row, and return its id: None if the key is stored, or is being inserted by another request."""
+        """Insert a row and return its id, or None if the key is stored or another request is inserting it."""
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """Return the key's committed row, if there is one.
@@ -273,18 +274,18 @@ class Store(ABC):
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Run the statement of `Queries` with this name. Raises `ClaimLost` unless it changes exactly one row."""
+        """Run the statement in `Queries` with this name. Raises `ClaimLost` unless it changes exactly one row."""
         if self._execute(getattr(self._sql, name), values) != 1:
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """`_write`, with which a subclass may send COMMIT."""
+        """The same as `_write`, but a subclass may send COMMIT along with it."""
         self._write(name, values)
 
     # --- shared methods
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Try once to claim the key. None means that another transaction changed or deleted its row meanwhile."""
+        """Try once to claim the key. Return None if another transaction has changed or deleted its row meanwhile."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             claimed = new_claim(row_id, wanted)
             if wanted.late is None:
@@ -302,7 +303,7 @@ class Store(ABC):
                 return outcome
 
     def _unless(self, late: Callable[[float], bool], claimed: Claimed, now: str | float) -> Claimed | TooOld:
-        """Return the claim of a new key, unless it is too old to be new: that one is freed again."""
+        """Return the claim of a new key. If the key is too old to be a new one, free it and return `TooOld`."""
         if late(float(now)):
             self.release(claimed)
             return TooOld()
@@ -320,7 +321,7 @@ class Store(ABC):
         return claim
 
     def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
-        """Begin the next attempt of a failed or abandoned key, unless its steps forbid it."""
+        """Begin the next attempt for a failed or abandoned key, unless its steps forbid it."""
         row, _, lapsed, unknown = self._lock(stored, wanted)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
@@ -334,15 +335,16 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any, Any]:
-        """Lock the row if its attempt and status are still those of `stored`. Of several rivals, one gets it.
+        """Lock the row if its attempt and status are still those of `stored`.
 
-        Returns a query for the row, and three facts about it, each None without the lock: whether it has expired,
-        whether its lease has, and how many of its steps have no result.
+        If several requests compete, one gets the lock. Returns a query for the row and three facts about it: whether
+        the row has expired, whether its lease has expired, and how many of its steps have no result. Without the lock,
+        all three are None.
 
-        The condition compares no times, or the database of a small table might use the index on `expires_at` and lock a
-        whole range of it.
+        The condition compares no times. Otherwise, if the table is small, the database might use the index on
+        `expires_at` and lock a whole range of it.
         """
-        # The hashes, too: tenants with a schema each may share an id.
+        # The hashes are compared, too: tenants that each have their own schema may share an id.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
@@ -367,7 +369,7 @@ class Store(ABC):
     def _fetch(self, sql: str, values: Any = None) -> Any:
         """Run a query, and return its first row or None."""
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values or {})  # only with values does `%%` become `%`
+            cursor.execute(sql, values or {})  # `%%` becomes `%` only if there are values
             return cursor.fetchone()
 
     def _execute(self, sql: str, values: Values) -> int:

@@ -1,7 +1,7 @@
 """What a backend keeps under a name: a claim, or a result.
 
 A value is a format number, the random token of the attempt that wrote it, a line of JSON, and the bytes of the body. No
-two attempts write the same value, so whatever a swap finds says who holds the key.
+two attempts write the same value, so the value that a swap finds shows who holds the key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..protocol.stored_key import Status, StoredKey
 from .sealing import seal_response, unseal_response
 
 FORMAT = "1"
-"""How names and values begin. A release that writes them differently counts it up, and never reads older ones."""
+"""What names and values begin with. A release that writes them differently increases it and never reads older ones."""
 TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
 """Where a value keeps its token: 32 hexadecimal digits after the format."""
 

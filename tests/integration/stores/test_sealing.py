@@ -176,7 +176,7 @@ class TestKeys:
         [
             (
                 {"ENCRYPTION_KEYS": [NEW]},
-                "cannot be decrypted by any key of IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one",
+                "cannot be decrypted by any key in IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one",
             ),
             ({}, "is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set it to a list"),
         ],
