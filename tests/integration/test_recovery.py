@@ -234,7 +234,7 @@ def test_a_database_that_cannot_be_written_to_leaves_the_key() -> None:
     """It was nobody else's faster answer."""
     with reached_by(READ_ONLY[connection.vendor]):
         asked = only()
-    assert (asked.outcome, asked.reason) == ("left", "the database cannot take a claim now")
+    assert (asked.outcome, asked.reason) == ("left", "the database cannot store a claim at the moment")
 
 
 def test_a_dead_worker_is_asked_about(post: Post) -> None:
