@@ -200,7 +200,7 @@ class TestWhatCannotBeAsked:
         )
         assert str(told[0]) == (
             "2 keys of POST pay: left, no imported view and no imported @once function has this operation= and a "
-            "reconcile=. The keys wait for a retry of their clients, or for a person. Import a task's module with "
+            "reconcile=. The keys wait until their clients retry or a person decides. Import a task's module with "
             "--import; run_once without the decorator cannot be found."
         )
         assert set(IdempotencyKey.objects.values_list("attempt", flat=True)) == {1}

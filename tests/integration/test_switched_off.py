@@ -98,7 +98,7 @@ def test_the_log_says_so_once_an_operation(
     [
         (OFF, ["IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again."]),
         ({"OBSERVE": True}, ["IDEMPOTENCY['OBSERVE'] is True: each retry runs again."]),
-        ({"PAUSED": True}, ["IDEMPOTENCY['PAUSED'] is True: every request of a protected endpoint gets 503."]),
+        ({"PAUSED": True}, ["IDEMPOTENCY['PAUSED'] is True: every request to a protected endpoint gets 503."]),
         ({"PAUSED": lambda: True}, []),
         ({}, []),
     ],
