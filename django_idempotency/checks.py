@@ -119,7 +119,7 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_decryption(alias: str) -> Iterator[CheckMessage]:
-    """Try to decrypt the newest rows. During a rotation, processes with a different list of keys may have written them."""
+    """Try to decrypt the newest rows. During a rotation, processes with another list of keys may have written them."""
     newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
     for row in (row for row in newest if row.status_code is not None):
         try:
@@ -207,7 +207,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
-    """Each protected route's view and options, and the messages of E007, which say which options contradict each other."""
+    """Each protected route's view and options, and the E007 messages, which say which options contradict each other."""
     options: list[tuple[str, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():
