@@ -60,7 +60,7 @@ GAUGES = {
     "atomic_in_flight": "Open transactions that hold keys of atomic mode. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
     "the scrape uses a different database role from the application, and that role is not in pg_read_all_stats.",
-    "busiest_caller": "How many of the newest 2,000 keys belong to the caller with the most of them.",
+    "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has the most of them.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete, or 0.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "

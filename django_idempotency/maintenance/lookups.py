@@ -76,7 +76,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds, and whose external call has finished, but which never got a final result.
+    """Find keys that no worker holds, whose external call has finished but which never got a final result.
 
     They come in no particular order. None of their steps is in doubt, and they do not expire before they are completed.
     The query reads the partial indexes of failed and of leased keys.

@@ -31,12 +31,13 @@ LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 keys for which that is necessary.
 """
 LOOKED_HELP = (
-    "Let --release also release keys without a lease, keys with a write in doubt, and keys with a call in doubt whose "
-    "policy is not retry. By this you confirm that you have checked the steps in doubt and that they had no effect."
+    "Let --release also release keys without a lease, keys with a write in doubt and, unless their policy is retry, "
+    "keys with a call in doubt. With this option you confirm that you have checked the steps in doubt, and that they "
+    "had no effect."
 )
 SETTLED_HELP = (
-    "Let --close also close keys whose calls have finished or are in doubt. By this you confirm that the order "
-    "exists, or that the customer has lost no money."
+    "Let --close also close keys whose calls have finished or are in doubt. With this option you confirm that "
+    "the order exists, or that the customer has lost no money."
 )
 FILE_HELP = (
     "Decide about the keys in a list that was exported from the admin. In the decision column, write release, record "
