@@ -7,7 +7,7 @@ project:
 
             metrics.install()
 
-The counters count the events of their process. `KeyCollector` reads its gauges from the database at each scrape,
+The counters count the events in their own process. `KeyCollector` reads its gauges from the database at each scrape,
 through indexes.
 """
 

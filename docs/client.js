@@ -1,9 +1,9 @@
 // A client that retries, with an outbox in the browser's storage: see clients.md.
 
-const GIVE_UP_AFTER = 600; // seconds: above the server's longest lease
+const GIVE_UP_AFTER = 600; // seconds: longer than the server's longest lease
 const TIMEOUT = 30; // seconds for one attempt
-const RETRIED = new Set([408, 423, 425, 429]); // and each 5xx
-const LOGIN = new Set([401, 403]); // this says nothing about the order, nor does a redirect
+const RETRIED = new Set([408, 423, 425, 429]); // and every 5xx
+const LOGIN = new Set([401, 403]); // these say nothing about the order, nor does a redirect
 const CODES = { // by status and `code`; a 409 from the business logic has another code, or none
   "409 in-progress": "retry",
   "429 in-progress": "retry",
@@ -27,7 +27,7 @@ class Refused extends Error {} // the final answer is no
 class Processed extends Error {} // the order was, or may have been, processed: look it up, do not order again
 class NotConfirmed extends Error {} // no final answer yet: keep the key, and try again later
 
-// A UUID of version 7, which says when it was made.
+// A UUID of version 7, which contains the time at which it was made.
 function newKey() {
   const time = Date.now().toString(16).padStart(12, "0");
   return `${time.slice(0, 8)}-${time.slice(8)}-7${crypto.randomUUID().slice(15)}`;

@@ -8,9 +8,9 @@ import uuid
 
 import httpx
 
-GIVE_UP_AFTER = 600  # seconds: above the server's longest lease
-RETRIED = {408, 423, 425, 429}  # and each 5xx
-LOGIN = {401, 403}  # this says nothing about the order, nor does a redirect
+GIVE_UP_AFTER = 600  # seconds: longer than the server's longest lease
+RETRIED = {408, 423, 425, 429}  # and every 5xx
+LOGIN = {401, 403}  # these say nothing about the order, nor does a redirect
 CODES = {  # by status and `code`; a 409 from the business logic has another code, or none
     "409 in-progress": "retry",
     "429 in-progress": "retry",
@@ -44,7 +44,7 @@ class NotConfirmed(Exception):
 
 
 def new_key():
-    """A UUID of version 7, which says when it was made."""
+    """A UUID of version 7, which contains the time at which it was made."""
     milliseconds = time.time_ns() // 10**6
     return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | uuid.uuid4().int % 2**76))
 

@@ -1,6 +1,6 @@
 """Take over each key that needs attention, and call the project's `reconcile` to find out what has happened.
 
-It completes keys whose clients never retry.
+This completes keys whose clients never retry.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def remember_calls(
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The stored results of these steps, by name. One that differs from yours belongs to another call. A name is
-            missing if its step could not be given a result, as described above.
+        The stored results of these steps, by name. A result that differs from yours belongs to a different call. A name
+            is missing if its step could not be given a result, as described above.
 
     Raises:
         ResultNotStorable: a result cannot be stored. Nothing was changed.
