@@ -2,17 +2,17 @@
 
 The id of a check never changes its meaning: E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is
 routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above authentication,
-E007 options that contradict each other, E008 202 without the status page, E009 tables of keys that MariaDB or MySQL
-does not keep in InnoDB, E012 options under a name that nothing reads, E013 tenants with a schema each and no SCOPE,
-E014 tables of keys that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS, E016
-a backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
+E007 options that contradict each other, E008 202 without the status page, E009 key tables that MariaDB or MySQL does
+not keep in InnoDB, E012 options under a name that nothing reads, E013 a separate schema for each tenant, but no SCOPE,
+E014 key tables that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS, E016 a
+backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
 COMMITTED, W004 a database whose times Django does not read as UTC, W006 tables of the project's models that MariaDB or
-MySQL keeps without transactions, W007 missing indexes or constraints on the tables of keys, W008 columns of keys whose
-collation treats two different texts as equal, W009 a leased view with a short `ttl`, after which a gateway may still
-remember its keys, W010 a Redis that evicts keys, W011 a Redis without an append-only file, W012 keys in memory outside
-DEBUG, W013 a DynamoDB table without Time to Live, W014 protection that is switched off or paused, W015 a leased view
-without `operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows that ENCRYPTION_KEYS cannot
-decrypt.
+MySQL keeps in an engine without transactions, W007 missing indexes or constraints on the key tables, W008 columns in
+the key tables whose collation treats two different texts as equal, W009 a leased view with a short `ttl`, whose keys a
+gateway remembers for longer, W010 a Redis server that evicts keys, W011 a Redis server without an append-only file,
+W012 keys in memory outside DEBUG, W013 a DynamoDB table without Time to Live, W014 protection that is switched off or
+paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows
+that ENCRYPTION_KEYS cannot decrypt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .maintenance.renamed import LOST, operations_without_a_route
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
-"""Packages that put each tenant into a schema of PostgreSQL."""
+"""Packages that give each tenant a PostgreSQL schema of its own."""
 
 
 NEWEST = 20
@@ -56,12 +56,13 @@ def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 
 # Only `check --database` and `migrate` run the checks with this tag. Without it, Django 6.1 would run them before each
-# command, and a worker that forks would share the connection with its children: two tasks in one transaction.
+# command, and a worker that forks would share the connection with its children, so that two tasks would run in one
+# transaction.
 @register("django_idempotency", Tags.database)
 def check_servers(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Run all checks that query the databases. An invalid IDEMPOTENCY setting is left to `check_project`."""
+    """Run all checks that query the databases. An invalid IDEMPOTENCY setting is reported by `check_project`."""
     try:
         get_settings()
     except IdempotencyConfigurationError:
@@ -70,7 +71,7 @@ def check_servers(
 
 
 def check_settings() -> Iterator[CheckMessage]:
-    """Check that each key belongs to one tenant, and that its database exists and may contain the key table.
+    """Check that each key belongs to one tenant, and that keys are routed to a database that exists.
 
     Users of two tenants can share a primary key and, in a shared key table, a key: without SCOPE, one would get the
     other's stored response.
@@ -101,7 +102,7 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
         else:
-            # There is no table before the first migration; options that cannot work are reported by E007.
+            # There is no table before the first migration. Invalid options are reported by E007.
             found: list[CheckMessage] = []
             with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
                 found = [*_check_operations(alias), *_check_decryption(alias)]
@@ -118,7 +119,7 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_decryption(alias: str) -> Iterator[CheckMessage]:
-    """Try the newest rows: after a rotation, processes with the other list of keys have written them."""
+    """Try to decrypt the newest rows. During a rotation, processes with another list of keys may have written them."""
     newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
     for row in (row for row in newest if row.status_code is not None):
         try:
@@ -133,7 +134,7 @@ def _check_decryption(alias: str) -> Iterator[CheckMessage]:
 
 
 def check_backends() -> Iterator[CheckMessage]:
-    """Ask each backend what is wrong with its server. A backend that cannot be made is left to `check_project`."""
+    """Let each backend check its server. A backend that cannot be created is reported by `check_project`."""
     for name in get_settings().backends or {}:
         try:
             yield from backend_for(name).check()
@@ -180,7 +181,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def check_switches() -> Iterator[CheckMessage]:
-    """Report each switch that is meant to be temporary, and may have been forgotten."""
+    """Report each switch that is meant to be temporary, but could be forgotten."""
     conf, observe = get_settings(), resolve().observe
     found = {
         "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
@@ -193,7 +194,7 @@ def check_switches() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Describe the wrong names under which a view class declares options. Such options have no effect."""
+    """Describe the misspelled names among a view class's options. An option with a misspelled name has no effect."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
@@ -206,7 +207,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
-    """Return the view and options of each protected route, and the messages of E007 about options that conflict."""
+    """Each protected route's view and options, and the E007 messages, which say which options contradict each other."""
     options: list[tuple[str, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():
@@ -220,7 +221,7 @@ def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
 
 
 def _aliases() -> set[str]:
-    """Return the database aliases in which the project stores keys."""
+    """The aliases of the databases in which the project stores keys."""
     declared = (options for _, options in _declared()[0] if options.backend is None)
     return {alias_of(options) for options in (resolve(), *declared)}
 
@@ -251,7 +252,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor == "sqlite" and mode not in ("IMMEDIATE", "EXCLUSIVE"):
         yield Warning(
             f"database {alias!r} is SQLite without IMMEDIATE transactions: concurrent writers fail instead of waiting.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, and keep the rest.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS'] = {{'transaction_mode': 'IMMEDIATE'}}, and keep the others.",
             id="django_idempotency.W001",
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
@@ -264,7 +265,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
         yield Warning(
             f"database {alias!r} stores times of keys in UTC, but Django reads them as {connection.timezone_name!r}.",
-            hint="The admin shows wrong times, although keys expire on time. Set USE_TZ = True, and no TIME_ZONE.",
+            hint="The admin shows wrong times, although keys expire on time. Set USE_TZ = True without a TIME_ZONE.",
             id="django_idempotency.W004",
         )
 

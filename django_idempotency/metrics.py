@@ -7,8 +7,8 @@ project:
 
             metrics.install()
 
-The counters count the events of their process. The gauges of `KeyCollector` query the database at each scrape, and use
-indexes.
+The counters count the events in their own process. `KeyCollector` reads its gauges from the database at each scrape,
+through indexes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,14 @@ __all__ = ["KeyCollector", "install"]
 
 GAUGED = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
-    "in_doubt": (IN_DOUBT.condition, "Keys without a worker for which it is unknown whether a step took effect."),
-    "half_done": (HALF_DONE.condition, "Keys without a worker whose call has finished, but whose operation has not."),
+    "in_doubt": (
+        IN_DOUBT.condition,
+        "Keys that no worker holds and for which it is unknown whether a step took effect.",
+    ),
+    "half_done": (
+        HALF_DONE.condition,
+        "Keys that no worker holds, whose call has finished but whose operation has not.",
+    ),
     "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
 """"stuck" leaves out keys with a call: these are in doubt or half done, which is more urgent."""
@@ -53,8 +59,8 @@ GAUGES = {
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
     "atomic_in_flight": "Open transactions that hold keys of atomic mode. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
-    "the scrape uses a database role other than the application's that is not in pg_read_all_stats.",
-    "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has claimed most of them.",
+    "the scrape uses a different database role from the application, and that role is not in pg_read_all_stats.",
+    "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has the most of them.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete, or 0.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
@@ -62,12 +68,12 @@ GAUGES = {
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
 NEWEST = 2_000
-"""How many of the newest keys a scrape searches for the caller that has claimed most of them."""
+"""How many of the newest keys a scrape searches for the caller with the most keys."""
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges about the stored keys. Each scrape runs up to eight short queries on each database.
+    """Gauges for the stored keys. Each scrape runs up to eight short queries on each database.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -120,7 +126,9 @@ def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
     Raises:
         ValueError: the metrics are already installed in this registry.
     """
-    outcomes = Counter("idempotency_key_outcomes", "What became of keys.", ("operation", "outcome"), registry=registry)
+    outcomes = Counter(
+        "idempotency_key_outcomes", "Outcomes of idempotency keys.", ("operation", "outcome"), registry=registry
+    )
     purged = Counter("idempotency_keys_purged", "Expired keys deleted.", ("database",), registry=registry)
     registry.register(KeyCollector(*using))
 
@@ -159,5 +167,5 @@ def _values(alias: str) -> dict[str, float]:
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:
-    """Seconds between two times of the database's clock."""
+    """The seconds between two times by the database's clock."""
     return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

@@ -1,10 +1,10 @@
 // A client that retries, with an outbox in the browser's storage: see clients.md.
 
-const GIVE_UP_AFTER = 600; // seconds: above the server's longest lease
-const TIMEOUT = 30; // seconds of one attempt
-const RETRIED = new Set([408, 423, 425, 429]); // and each 5xx
-const LOGIN = new Set([401, 403]); // this says nothing about the order, nor does a redirect
-const CODES = { // by status and `code`; a 409 of the business has another code, or none
+const GIVE_UP_AFTER = 600; // seconds: longer than the server's longest lease
+const TIMEOUT = 30; // seconds for one attempt
+const RETRIED = new Set([408, 423, 425, 429]); // and every 5xx
+const LOGIN = new Set([401, 403]); // these say nothing about the order, nor does a redirect
+const CODES = { // by status and `code`; a 409 from the business logic has another code, or none
   "409 in-progress": "retry",
   "429 in-progress": "retry",
   "409 outcome-unknown": "retry",
@@ -27,7 +27,7 @@ class Refused extends Error {} // the final answer is no
 class Processed extends Error {} // the order was, or may have been, processed: look it up, do not order again
 class NotConfirmed extends Error {} // no final answer yet: keep the key, and try again later
 
-// A UUID of version 7, which says when it was made.
+// A UUID of version 7, which contains the time at which it was made.
 function newKey() {
   const time = Date.now().toString(16).padStart(12, "0");
   return `${time.slice(0, 8)}-${time.slice(8)}-7${crypto.randomUUID().slice(15)}`;
@@ -46,7 +46,7 @@ async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
         page = await ask(end, answer.location, {});
       }
       if (answer.fields.code === "in-progress") continue;
-      answer = page; // a 202 of the view itself: its page tells the end
+      answer = page; // a 202 from the view itself: its page says how the work ended
       if (page.fields.status === "failed") throw new Refused(`${page.status}: ${page.text}`);
     }
     if (meaning(answer) === "log in") throw new NotConfirmed(`${answer.status}`);
@@ -56,7 +56,7 @@ async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
   }
 }
 
-// Send until there is an answer that says something.
+// Repeat the request until there is an answer that does not call for a retry.
 async function ask(end, url, request) {
   for (let pause = 0.5; ; pause = Math.min(2 * pause, 30)) {
     let answer = null;
@@ -70,7 +70,7 @@ async function ask(end, url, request) {
   }
 }
 
-// What the answer says about the order: its code, if the server has one for it, or else its status.
+// What the answer says about the order, by its code if that is a known one, or else by its status.
 function meaning({ ok, status, fields }) {
   const known = CODES[`${status} ${fields.code}`];
   if (known) return known;
@@ -117,7 +117,7 @@ class Outbox {
     this.storage.setItem(this.name, JSON.stringify({ ...this.entries(), [form]: entry }));
   }
 
-  // The user has clicked. A second click on the same data sends the same key.
+  // The user has clicked. A second click with the same data sends the same key.
   submit(form, order, giveUpAfter) {
     const entry = this.entries()[form] ?? { key: newKey(), order };
     if (JSON.stringify(entry.order) !== JSON.stringify(order)) {
@@ -127,7 +127,7 @@ class Outbox {
     return this.deliver(form, entry, giveUpAfter);
   }
 
-  // The page was loaded again: a promise for each form whose order is not confirmed.
+  // The page was loaded again. Returns a promise for each form whose order is not confirmed.
   resume(giveUpAfter) {
     return Object.entries(this.entries()).map(([form, entry]) => this.deliver(form, entry, giveUpAfter));
   }

@@ -8,10 +8,10 @@ import uuid
 
 import httpx
 
-GIVE_UP_AFTER = 600  # seconds: above the server's longest lease
-RETRIED = {408, 423, 425, 429}  # and each 5xx
-LOGIN = {401, 403}  # this says nothing about the order, nor does a redirect
-CODES = {  # by status and `code`; a 409 of the business has another code, or none
+GIVE_UP_AFTER = 600  # seconds: longer than the server's longest lease
+RETRIED = {408, 423, 425, 429}  # and every 5xx
+LOGIN = {401, 403}  # these say nothing about the order, nor does a redirect
+CODES = {  # by status and `code`; a 409 from the business logic has another code, or none
     "409 in-progress": "retry",
     "429 in-progress": "retry",
     "409 outcome-unknown": "retry",
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class Processed(Exception):
-    """The order was processed, or may have been, and its answer cannot be had. Look it up, and do not order again."""
+    """The order was processed, or may have been, but its answer is not available. Look it up; do not order again."""
 
 
 class NotConfirmed(Exception):
@@ -44,7 +44,7 @@ class NotConfirmed(Exception):
 
 
 def new_key():
-    """A UUID of version 7, which says when it was made."""
+    """A UUID of version 7, which contains the time at which it was made."""
     milliseconds = time.time_ns() // 10**6
     return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | uuid.uuid4().int % 2**76))
 
@@ -60,7 +60,7 @@ def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER
             wait(page, 1, end)
             page = ask(client, end, "GET", answer.url.join(answer.headers["Location"]))
         if fields(answer).get("code") != "in-progress":
-            answer = page  # a 202 of the view itself: its page tells the end
+            answer = page  # a 202 from the view itself: its page says how the work ended
             if fields(page).get("status") == "failed":
                 raise Refused(page.status_code, page.text)
             break
@@ -74,7 +74,7 @@ def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER
 
 
 def ask(client, end, method, url, **request):
-    """Send until there is an answer that says something."""
+    """Repeat the request until there is an answer that does not call for a retry."""
     pause = 0.5
     while True:
         try:
@@ -89,7 +89,7 @@ def ask(client, end, method, url, **request):
 
 
 def meaning(answer):
-    """What the answer says about the order: its code, if the server has one for it, or else its status."""
+    """What the answer says about the order, by its code if that is a known one, or else by its status."""
     status = answer.status_code
     if known := CODES.get(f"{status} {fields(answer).get('code')}"):
         return known

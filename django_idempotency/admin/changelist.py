@@ -29,7 +29,7 @@ from .texts import SHAPES, moment, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
-"""The most open transactions that the page shows above the list. The longest-running come first."""
+"""How many open transactions the page shows above the list at most. The longest-running come first."""
 
 
 # `Paginator` takes no type parameters at run time.
@@ -43,7 +43,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class BoundedChangeList(ChangeList):
-    """Shows the newest keys first, but the oldest where all of them need attention.
+    """Shows the newest keys first, but the oldest first in a list of keys that all need attention.
 
     `?o=` cannot change the order, because that would sort the whole table.
     """
@@ -54,8 +54,8 @@ class BoundedChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
         """Apply the search and the other filters, then the filter by state.
 
-        The states that no index finds, and the other filters on their own, are looked for among the latest 100,000
-        keys. A search covers all keys, because indexes answer it.
+        A filter by a state that no index finds, or by anything else on its own, looks only at the latest 100,000 keys.
+        A search covers all keys, because indexes answer it.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -149,14 +149,17 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # The index on `scope` can miss the newest keys of a caller with more than 2,000, so these are looked for as well.
+    # For a caller with more than 2,000 keys, the index on `scope` can miss the newest ones, so these are looked for as
+    # well.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:
-    """The scopes to search for: the text itself and, if the person may view users, that of the user with this name."""
+    """The scopes to search for: the text itself and, if the person may view users, the scope of the user with that
+    name.
+    """
     users = get_user_model()
     scopes = {text}
     if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):

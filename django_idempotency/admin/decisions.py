@@ -40,7 +40,7 @@ NAME = "django_idempotency_idempotencykey"
 EXAMPLES = 200
 """How many of the latest results of a step are searched for an example."""
 OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
-"""Two keys can share an id, in two partitions for example."""
+"""Two keys can share an id, for example in two partitions."""
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Decide about each key that has not changed since, with its log entry in the same transaction."""
+    """Decide about each key that hasn't changed in the meantime, and log each decision in the same transaction."""
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0

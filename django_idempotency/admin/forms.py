@@ -1,4 +1,4 @@
-"""The decisions that a person can make in the admin: form, explanation and button of each."""
+"""The decisions that a person can make in the admin, each with its form, explanation and button."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 
 
 def version(row: IdempotencyKey) -> str:
-    """Identify the state of a key, in a text that every attempt and every decision changes."""
+    """Identify the state of a key, in a text that changes with every attempt and every decision."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
@@ -98,7 +98,7 @@ class DecisionForm(forms.Form):
 
     @property
     def was_previewed(self) -> bool:
-        """Whether a valid form is sent as it was previewed, or needs no preview."""
+        """Whether a valid form was submitted just as it was previewed, or needs no preview."""
         return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
@@ -140,7 +140,7 @@ class ReleaseForm(DecisionForm):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A half-done key goes on without a release; one that cannot be decrypted would fail after it."""
+        """A half-done key continues without a release, and a key that cannot be decrypted would fail even after one."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod
@@ -193,7 +193,9 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Whether the operator may see rows of this model. Errors would otherwise tell anybody which rows exist."""
+        """Whether the operator may see rows of this model. Otherwise the error messages would tell anyone which rows
+        exist.
+        """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
 
@@ -258,4 +260,4 @@ class ReconcileForm(DecisionForm):
 
 
 DECISIONS: tuple[type[DecisionForm], ...] = (ReconcileForm, RecordForm, AnswerForm, ReleaseForm)
-"""In the order of their buttons, the safe ones first."""
+"""In the order of their buttons, with the safe ones first."""

@@ -30,7 +30,7 @@ class Shown(Story):
     Attributes:
         secrets: whether this person may see responses, results and the key itself, which is a secret because an
             anonymous caller needs nothing else to get the stored response.
-        caller, resource: HTML, with a link to a page of the admin if this person may see it.
+        caller, resource: HTML, with a link to the object's admin page if this person may see it.
     """
 
     secrets: bool

@@ -1,4 +1,4 @@
-"""The admin of keys: anyone with permission reads them, and decides about those that no worker is processing."""
+"""The admin pages for keys: people with permission can read them, and decide about those that no worker holds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _response(key: Shown) -> Any:
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
-    """The keys that may stand for the same request, each once, with its time."""
+    """The other keys that may stand for the same request: why, the key, and its time. No key is listed twice."""
     found = (
         (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
         (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),
@@ -71,8 +71,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Shows the stored keys in Django's admin. A subclass with its own `get_queryset()` can show fewer of them.
 
     `view_idempotencykey` allows a user to see the list, but not the keys themselves. Those and the stored responses
-    need `view_response` as well, and decisions need `resolve_idempotencykey`. Nothing but a decision can change a key
-    here.
+    need `view_response` as well, and decisions need `resolve_idempotencykey`. Only a decision can change a key here.
     """
 
     actions = (answer_selected, release_selected)
@@ -142,7 +141,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
-        """Whether this user may decide about this key. Asked before each decision."""
+        """Whether this user may decide about this key. Called before each decision."""
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:

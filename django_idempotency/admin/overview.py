@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 NEEDING = tuple(state.name for state in ATTENTION)
 LISTED = 2_000
-"""The most keys in the list and in each number above it. The search also finds older keys."""
+"""The most keys that the list shows, and the most that each number above it counts. The search also finds older keys.
+"""
 FILTERED = 100_000
 """How many of the latest keys a filter reads. Without a limit, looking for a rare value could read all of them."""
 SAME = 10
-"""The most other keys with the same request that the page of a key shows."""
+"""How many other keys with the same request the page of a key shows at most."""
 
 NEAR = 50_000
 """How many ids before and after a key are searched for another key of its caller. See `same_caller`."""
@@ -38,7 +39,7 @@ HANGS = 120
 """Seconds after which an open transaction that holds keys is reported as hanging."""
 
 FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
-"""The states that an index finds, the worst first. The others are most of the table."""
+"""The states whose keys an index can find, the worst first. Keys in the other states make up most of the table."""
 SCANS = (
     (UNSETTLED, "attention_at", ("in_doubt", "half_done")),
     (LAPSED, "locked_until", ("in_doubt", "half_done", "stuck")),
@@ -46,8 +47,9 @@ SCANS = (
     (LIVE, "locked_until", ("in_flight",)),
     (FAILED_ONLY, "created_at", ("failed",)),
 )
-"""What each index begins with, its column, and the states that are found there. The rows themselves say which: a
-condition on their counts would read on until it has found enough of them.
+"""For each index: the condition of its rows, its column, and the states that are found in it. Which state a row is in
+is decided after reading it, because a query with a condition on the row's counts would read on until it had found
+enough rows.
 """
 
 
@@ -56,7 +58,8 @@ def find(state: str, keys: Keys) -> list[int]:
 
     Args:
         state: a name in `FOUND`, or "attention" for all states that need attention.
-        keys: what the person may see and other filters have left. At most 100,000 keys of each index are read.
+        keys: the keys that the person may see and that match the other filters. At most 100,000 keys of each index are
+            read.
     """
     wanted = NEEDING if state == "attention" else (state,)
     found: list[int] = []
@@ -77,7 +80,7 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
         # Claims without a lease are among the first keys that are due, because a cleanup leaves them alone. Looking
-        # further would read everything that it has to delete.
+        # further would mean reading everything that it has yet to delete.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:
@@ -114,8 +117,8 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[IdempotencyKey]:
     """Other keys of this caller with the same fingerprint, the nearest first.
 
-    A client that takes a new key for a retry sends it soon, so only ids near this one are read. Callers without
-    credentials are left out: they share a scope, in which two requests that are alike mean nothing.
+    A client that uses a new key for a retry sends it soon, so only ids near this one are read. Callers without
+    credentials are left out: they all share one scope, so two identical requests in it mean nothing.
     """
     if row.fingerprint is None or row.scope == ANONYMOUS:
         return []
@@ -160,7 +163,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """Count the keys in each state that this user may see, in about twelve queries."""
+    """Count the keys that this user may see in each state, with about twelve queries."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)

@@ -1,4 +1,6 @@
-"""Times, operations, long texts and encrypted texts as the admin shows them. Runs no queries; the templates escape."""
+"""Times, operations, long texts and encrypted texts as the admin shows them. Nothing here runs a query; the templates
+do the escaping.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 
 KEY_LENGTH = 12
-"""The characters of a key in the list, enough to tell keys apart."""
+"""How many characters of a key the list shows, enough to tell keys apart."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
-"""The most bytes of a text that a page shows."""
+"""How many bytes of a text a page shows at most."""
 ENCRYPTED = gettext_lazy("Encrypted. To see the text, you need the permission “Can view stored response bodies”.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
-"""The shape before the name of each state, so that readers need no colours. Each has a CSS class."""
+"""The shape before the name of each state, so that readers don't depend on colours. Each has a CSS class."""
 
 
 def badge(state: str) -> SafeString:
@@ -53,7 +55,7 @@ def readable_operation(operation: str) -> str:
 
 
 def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
-    """The beginning of a long text, with all of it as a tooltip. Short texts stay."""
+    """The beginning of a long text, with the whole text as a tooltip. Short texts are shown in full."""
     text = encodable(text)
     if len(text) <= length:
         return text
@@ -109,8 +111,8 @@ def as_utf8(json_text: str) -> bytes:
 
 
 def encodable(text: str) -> str:
-    """Escape each invisible character as JSON does, so that results can still be pasted. Lines and tabs stay.
+    """Escape each invisible character as JSON does, so that results can still be pasted. Line breaks and tabs stay.
 
-    Surrogate characters are among them, because UTF-8 cannot encode them.
+    Surrogate characters are escaped as well, because UTF-8 cannot encode them.
     """
     return HIDDEN.sub(lambda found: found[0] if found[0] in "\n\t" else json.dumps(found[0])[1:-1], text)

@@ -1,7 +1,7 @@
-"""The timeline of a key: its claim, its steps and the decisions of people, by time.
+"""The timeline of a key: its claim, its steps and the decisions about it, in chronological order.
 
-Results and encrypted texts can contain personal data, so what shows them needs a `Shown`, which knows what the current
-user may see.
+Results and encrypted texts can contain personal data, so the functions that show them take a `Shown`, which knows what
+the current user may see.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
     """The derived key of a call, if the view had asked for it before each start. Otherwise the gateway may never have
-    seen it, and a person who looks for it there would believe that the call did not happen.
+    seen it, and a person who looked for it there would conclude that the call did not happen.
 
     Args:
-        keyed: None if an earlier version wrote the entry of the trail, and nobody knows.
+        keyed: None if this is unknown, because an earlier version wrote the entry in the trail.
     """
     if kind != Kind.CALL or keyed is None:
         return ""
@@ -146,7 +146,7 @@ def value_text(kept: str) -> str:
 
 
 def last_decision(key: Shown) -> str:
-    """The last decision: who, what, when and why. Empty without one; otherwise says why it cannot be shown."""
+    """The last decision: who, what, when and why. Empty if there is none. If it cannot be shown, the text says why."""
     made, hidden = _trail(key)
     if not made:
         return hidden
@@ -195,7 +195,9 @@ def decided(made: Decision) -> str:
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """A step that was in doubt then, from the copy in the trail: a decision can delete the step itself."""
+    """A step that was in doubt at the time of a decision, as copied into the trail. The decision may have deleted the
+    step.
+    """
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}
     what = _("%(name)s (%(kind)s, attempt %(attempt)s), started %(time)s") % values

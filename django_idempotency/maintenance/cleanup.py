@@ -24,18 +24,18 @@ from .lookups import refuse_out_of_range
 BATCH_SIZE = 5000
 """Rows per transaction. PostgreSQL deletes 5000 in about 10 ms, too short to disturb live traffic."""
 FREED = "cleanup_idempotency_keys: the lease had expired, and nothing outside had been called."
-"""The error text of a stuck key that a cleanup marks as failed: the index of failed rows needs one."""
+"""The error text of a stuck key that a cleanup marks as failed. The index of failed rows needs one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What a cleanup has deleted and changed, and how many keys need attention.
+    """What a cleanup deleted and changed, and how many keys need attention.
 
     Attributes:
         deleted: how many keys were deleted.
         batches: how many transactions changed keys.
         complete: whether all expired keys are gone, except those that another transaction had locked.
-        stuck, in_doubt, half_done: how many keys are in these states. Each key counts once.
+        stuck, in_doubt, half_done: how many keys are in these states. Each key is counted only once.
         unstuck: how many stuck keys were marked as failed, because they had called nothing outside. Their next retry
             runs at once.
     """
@@ -58,30 +58,30 @@ def cleanup_idempotency_keys(
     stop: Event | None = None,
     progress: Callable[[int], None] = lambda deleted: None,
 ) -> Cleanup:
-    """Delete the expired keys of one database in batches, each in one short transaction.
+    """Delete the expired keys of one database in batches, each in its own short transaction.
 
-    Call it from cron, Celery beat or django.tasks; several cleanups can run at once, and skip the rows that others have
-    locked where the database has SKIP LOCKED. Stuck keys are marked as failed first, so that their next retry runs at
-    once, which is harmless because they have made no external call. Keys that are in progress, in doubt or half done
-    are never deleted or changed, only counted.
+    Call it from cron, Celery beat or django.tasks; several cleanups can run at once. On databases with SKIP LOCKED,
+    each of them skips the rows that the others have locked. Stuck keys are marked as failed first, so that their next
+    retry runs at once. This is harmless, because they have made no external call. Keys that are in progress, in doubt
+    or half done are never deleted or changed, only counted.
 
     Args:
         using: database alias; default: the write alias of the key table.
         batch_size: rows per transaction, at least 1.
-        max_seconds: stop at the end of a batch after so many seconds.
+        max_seconds: after this many seconds, stop at the end of the current batch.
         pause: seconds to wait between two batches.
         stop: once this event is set, the run stops at the end of the current batch. A signal handler may set it, but
-            only for the first signal.
+            only on the first signal.
         progress: called after each batch with the number of rows deleted so far.
 
     Returns:
         What was deleted, and what needs attention.
 
     Raises:
-        ValueError: an impossible number.
-        RuntimeError: another transaction is open.
+        ValueError: a number is out of range.
+        RuntimeError: a transaction is already open.
         IdempotencyConfigurationError: a migration is missing, the alias is unknown, or the database has no store.
-        DatabaseError: an error of the database. Keys that earlier batches deleted stay deleted.
+        DatabaseError: the database reported an error. Keys that earlier batches deleted stay deleted.
     """
     refuse_out_of_range(1, batch_size=batch_size)
     refuse_out_of_range(0, max_seconds=max_seconds, pause=pause)
@@ -118,13 +118,13 @@ def is_over(stop: Event | None, deadline: float) -> bool:
     """Whether a cleanup or a recovery must stop.
 
     `stop.wait()` would briefly take the event's lock, and a signal handler that calls `stop.set()` in the same thread
-    would then wait for ever for its own thread. `is_set()` takes no lock.
+    would then wait for its own thread for ever. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
 
 def free_harmless(alias: str, batch_size: int) -> int:
-    """Mark up to `batch_size` stuck keys as failed, inside the caller's transaction, and return how many.
+    """Mark up to `batch_size` stuck keys as failed, inside the caller's transaction, and return how many were marked.
 
     They have made no external call, so nothing is lost: the next retry runs at once with the stored steps, and the
     fence stops the old worker if it is still alive. Locked rows are skipped where the database has SKIP LOCKED.
@@ -136,9 +136,10 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark those of `keys` as failed that are still stuck, and return how many. Their rows must be locked.
+    """Mark the keys that are still stuck as failed, and return how many were marked. Their rows must be locked.
 
-    A worker may have started an external call before the lock. Marked keys are kept for at least one more `ttl`.
+    The state is checked again, because a worker may have started an external call before the rows were locked. Marked
+    keys are kept for at least one more `ttl`.
     """
     return keys.filter(STUCK.condition).update(
         status=IdempotencyKey.Status.FAILED,
@@ -150,9 +151,9 @@ def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
 
 
 def preview(using: str | None = None) -> Cleanup:
-    """Count what a cleanup would delete now (`deleted`) and mark as failed (`unstuck`), without doing so.
+    """Count the keys that a cleanup would delete now (`deleted`) or mark as failed (`unstuck`), without changing any.
 
-    `stuck` is 0, because a real cleanup would leave no stuck key.
+    `stuck` is 0, because a real cleanup would leave no key stuck.
     """
     store = store_for(alias_for(using))
     with _explained(store):

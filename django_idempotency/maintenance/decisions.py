@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SEALED = "sealed"
-"""The entry that holds a whole trail which could not be decrypted when the next decision was made."""
+"""The name of the entry that holds a whole trail that could not be decrypted when the next decision was made."""
 RECORDED = frozenset({"record", "correct"})
 """The actions that gave a step its result."""
 
@@ -38,10 +38,10 @@ class Decision:
         action: "release", "record", "correct", "answer" or "recover".
         at: when, as ISO 8601 with the zone; default: now.
         by: the user name, or the name of the command.
-        reason: the reason that the person has written.
+        reason: the reason that the person gave.
         attempt: the attempt that the decision was about.
         detail: the step that was recorded, or the status of the answer.
-        steps: the steps that were in doubt then: name, kind, attempt, keyed, started_at, error.
+        steps: the steps that were in doubt at that time, each with its name, kind, attempt, keyed, started_at, error.
         replaced: the result that the action "correct" has replaced, in its stored form.
     """
 
@@ -67,8 +67,8 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Runs no query. Raises `NotDecryptable`.
 
-    Unknown fields are ignored. An entry that cannot be read, because a newer version of the package wrote it for
-    example, becomes a decision with the action "unreadable" and the time of the key's last change.
+    Unknown fields are ignored. An entry that cannot be read, for example because a newer version of the package wrote
+    it, becomes a decision with the action "unreadable" and the time of the key's last change.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -78,7 +78,7 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
 
 
 def correctable(key: IdempotencyKey) -> set[str]:
-    """The steps whose results a person has recorded, as far as the decisions can be decrypted."""
+    """The steps whose results a person has recorded, or none if the decisions can't be decrypted."""
     try:
         return {decision.detail for decision in decisions_of(key) if decision.action in RECORDED}
     except NotDecryptable:
@@ -86,9 +86,9 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Return the new text of the column `decisions`, with one more decision.
+    """Return the new text for the column `decisions`, with this decision added.
 
-    A trail whose encryption key is lost becomes the first entry of the new one, as it is.
+    A trail whose encryption key is lost becomes the first entry of the new trail, unchanged.
     """
     try:
         trail = _entries(row)
@@ -107,8 +107,8 @@ def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
 
 
 def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
-    """Decrypt a text for the trail. Without its encryption key it is kept as it is, for the day the key is found: a
-    decision rests on the books of the other side, and needs none of it.
+    """Decrypt a text for the trail. If its encryption key is missing, the text is kept as it is, in case the key is
+    found some day: a decision rests on the other side's books, and doesn't need the text.
     """
     try:
         return unseal(row, column, stored, *step)

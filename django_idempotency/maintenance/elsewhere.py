@@ -1,4 +1,6 @@
-"""One key of a backend, for an operator. A backend cannot list its keys, so its whole identity must be given."""
+"""Look up one key in a backend, for an operator. A backend cannot list its keys, so the key's whole identity must be
+given.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,14 @@ def find_in_backend(backend: str, *, scope: str, operation: str, key: str) -> Ke
     Args:
         backend: its name in `BACKENDS`.
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
-        operation: its name in `idempotency_endpoints` and in the log, such as "POST events/".
+        operation: the operation's name, as `idempotency_endpoints` and the log show it, such as "POST events/".
         key: the client's key, without quotes.
 
     Returns:
         What is stored, or None if there is nothing or it has expired.
 
     Raises:
-        IdempotencyConfigurationError: there is no such backend. Errors of the backend's client propagate.
+        IdempotencyConfigurationError: there is no such backend. Errors from the backend's client propagate.
     """
     stored = read(backend, name_in_backend(scope, operation, key))[1]
     if stored is None:

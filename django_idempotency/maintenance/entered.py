@@ -65,7 +65,7 @@ def result_of(
 
 
 def json_value(text: str) -> Any:
-    """Parse JSON. Raises `ValueError`, also for the NaN and Infinity that Python's `json` accepts."""
+    """Parse JSON. Raises `ValueError` for invalid JSON, and for NaN and Infinity, which Python's `json` accepts."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:
@@ -94,7 +94,8 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # Without an alias of its own, the row is read where a retry will read it: from the write alias, not a replica.
+        # Unless the value names an alias, the row is read where a retry will read it: from the write alias, not a
+        # replica.
         return decode(json.dumps({**value, "using": value.get("using") or router.db_for_write(model)}))
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")

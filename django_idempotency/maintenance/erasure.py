@@ -1,4 +1,4 @@
-"""Delete what is stored about a caller: one key, so that the next request with it runs, or everything, when a person
+"""Delete what is stored about a caller: one key, so that the next request with it runs, or everything, if a person
 wants their personal data erased.
 
 # Note [What is never forgotten]
@@ -6,8 +6,8 @@ wants their personal data erased.
 keep a failed key that has a finished call or a step in doubt: without it, the next retry would make the call a second
 time. A key that is in progress without a lease is kept as well, because its code ended its own transaction and was
 interrupted after that. `Forgotten.kept` counts them all. With `include_unsettled`, keys that are stuck, in doubt or
-half done are deleted, too; only those with a live lease or a locked row are kept. After that, the database knows
-nothing of the calls of a deleted key.
+half done are deleted, too; only those with a live lease or a locked row are kept. After that, the database has no
+record of the calls that were made under a deleted key.
 
 In atomic mode a key is committed at the end of the request, so `forget` cannot find it while the request is running.
 """
@@ -45,11 +45,11 @@ SETTLED = (FAILED_STATE.name, COMPLETED.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """How many keys were deleted, and how many were kept, for the reasons in Note [What is never forgotten].
+    """How many keys were deleted, and how many were kept for the reasons given in Note [What is never forgotten].
 
     Attributes:
         deleted: how many keys were deleted.
-        kept: how many keys of this scope are in progress, in doubt or half done.
+        kept: how many keys were kept.
     """
 
     deleted: int
@@ -77,7 +77,7 @@ def forget(
         key: the client's key, without quotes.
         operation: delete only the key of this operation ("POST orders/"); default: all operations.
         using: database alias; default: the write alias of the key table.
-        backend: a name in `BACKENDS`, if the key is there and not in the table. `operation` is then needed, too.
+        backend: a name in `BACKENDS`, if the key is stored there and not in the table. `operation` is then required.
         include_unsettled: also delete a key that is stuck, in doubt or half done. The next request then makes the call
             a second time.
         dry_run: only count what would be deleted and kept.
@@ -108,8 +108,8 @@ def forget_scope(
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
     Take away the caller's access first: a request that is still running can store its key after the deletion. The query
-    uses the index of scopes and locks only rows of this scope. Each batch runs in one transaction, or in a savepoint of
-    an outer `atomic()` block.
+    uses the index on `scope` and locks only the rows of this scope. Each batch runs in one transaction, or in a
+    savepoint of an outer `atomic()` block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -117,22 +117,22 @@ def forget_scope(
         using: database alias; default: the write alias of the key table.
         include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
         dry_run: only count what would be deleted and kept.
-        progress: called after each batch with the number of keys that were looked at so far.
+        progress: called after each batch with the number of keys examined so far.
 
     Returns:
         How many keys were deleted, and how many had to be kept.
 
     Raises:
-        DatabaseError: an error of the database. Keys that earlier batches deleted stay deleted.
+        DatabaseError: the database reported an error. Keys that earlier batches deleted stay deleted.
     """
     rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(of_scope(scope))
     return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run, progress=progress)
 
 
 def of_scope(scope: str) -> Q:
-    """Return the condition for the keys of a scope, given as its function returns it or as the admin shows it.
+    """Return the condition for the keys of a scope, which may be given as `scope=` returns it or as the admin shows it.
 
-    For a user, it also finds the keys of OAuth clients that act for them.
+    For a user, it also finds the keys of OAuth clients that act on their behalf.
     """
     # No stored scope contains control characters.
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
@@ -171,7 +171,8 @@ def _forget(
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
     with transaction.atomic(using=rows.db):
-        # Locked before anything is decided about them. A row that is locked already may be getting a new attempt.
+        # The rows are locked before anything is decided about them. A row that is already locked may be getting a new
+        # attempt, so it is skipped.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
         seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
         gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]

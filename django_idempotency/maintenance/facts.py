@@ -1,4 +1,4 @@
-"""What the row of a key and its steps say, for the admin, the commands and the decisions."""
+"""What a key's row and its steps say, for the admin, the commands and the decisions."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Facts(Seen):
 
     @cached_property
     def unkeyed(self) -> list[str]:
-        """The calls in doubt that "retry-keyed" does not repeat: a start carried no derived key, or the first is so old
-        that the other side may have forgotten it.
+        """The calls in doubt that "retry-keyed" does not repeat, because one of their starts had no derived key, or
+        because the first start is so long ago that the other side may have forgotten the key.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
@@ -67,7 +67,7 @@ class Facts(Seen):
 
     @cached_property
     def unreadable(self) -> bool:
-        """Whether a retry would raise `NotDecryptable`, for the stored response or the result of a step."""
+        """Whether a retry would raise `NotDecryptable` for the stored response or for a step's result."""
         row = self.row
         try:
             if row.status == IdempotencyKey.Status.COMPLETED:
@@ -93,9 +93,9 @@ class Facts(Seen):
     def needs_word(self, action: str) -> bool:
         """Whether a person must confirm this action, after looking at what the earlier attempts have done.
 
-        A release lets the next retry repeat what is in doubt, which only the policy "retry" allows unasked; a write in
-        doubt, and a key in progress without a lease, always need a confirmation. An answer takes the key off all lists,
-        so it needs one while a step is in doubt or a call has finished: a customer may have paid without an order.
+        A release lets the next retry repeat what is in doubt. With the policy "retry" it needs no confirmation, unless
+        a write is in doubt or the key is in progress without a lease. An answer takes the key off all lists, so it
+        needs a confirmation while the key is in doubt or half done: a customer may have paid without getting an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -106,10 +106,12 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the order of the rows, which must all be in the same database.
 
-    It takes at most two queries however many rows there are, and none if all keys are completed and `results` is False.
+    It takes at most two queries, however many rows there are, and none if all keys are completed and `results` is
+    False.
 
     Args:
-        results: whether to read the results and errors of the steps, which can be large, and those of completed keys.
+        results: whether to read the results and errors of the steps, which can be large, even if all keys are
+            completed.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
@@ -124,5 +126,5 @@ def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[F
 
 
 def with_lost(steps: QuerySet[IdempotencyStep]) -> QuerySet[IdempotencyStep]:
-    """Annotate the steps whose value was lost, without reading the values."""
+    """Annotate each step with `lost`, which says whether its value was lost, without reading the values."""
     return steps.annotate(lost=ExpressionWrapper(LOST, BooleanField()))

@@ -1,9 +1,9 @@
-"""Find the key of a client, or the keys that need attention: for the admin, the commands, a shell or an alert.
+"""Find a client's key, or the keys that need attention: for the admin, the commands, a shell or an alert.
 
 Most functions return a lazy QuerySet of `IdempotencyKey` and compare all times with the database's clock. `using` is a
 database alias, by default the write alias of the key table; if it is unknown, or its database has no store,
-`IdempotencyConfigurationError` is raised. No function opens a transaction. On PostgreSQL, the first lookup of a process
-in each database sends one more query, which asks whether it has Citus.
+`IdempotencyConfigurationError` is raised. No function opens a transaction. On PostgreSQL, a process's first lookup in
+each database sends one extra query, to find out whether Citus is installed there.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 
 
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys whose lease has not expired; the one that expires first comes first.
+    """Find keys with an unexpired lease, in the order in which the leases expire.
 
-    A partial index of leased keys is read. Running requests of atomic mode are not found, because other connections
-    cannot see their keys before the COMMIT.
+    The query reads the partial index of leased keys. Running requests in atomic mode are not found, because other
+    connections cannot see their keys before the COMMIT.
     """
     return _in(IN_FLIGHT, using)
 
@@ -59,27 +59,27 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys whose lease has expired and whose work has made no external call. The next retry takes them over.
 
-    Their workers have died or were too slow. A partial index of leased keys is read; the lease that expired first comes
-    first.
+    Their workers have died or were too slow. The query reads the partial index of leased keys; the lease that expired
+    first comes first.
     """
     return _in(STUCK, using)
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys without a worker of which it is unknown whether a step took effect.
+    """Find keys that no worker holds and for which it is unknown whether a step took effect.
 
     They come in no particular order. Keys in progress without a lease are among them, but only after their `ttl`: their
-    view ended its own transaction, with a raw COMMIT or with DDL on MariaDB for example, and then failed. The partial
-    indexes of failed and of leased keys are read, and the index on `expires_at`.
+    view ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed. The query
+    reads the partial indexes of failed and of leased keys, and the index on `expires_at`.
     """
     return _in(IN_DOUBT, using)
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys without a worker whose external call has finished, but which never got a final result.
+    """Find keys that no worker holds, whose external call has finished but which never got a final result.
 
-    They come in no particular order. No step of theirs is in doubt, and they do not expire before they are completed.
-    The partial indexes of failed and of leased keys are read.
+    They come in no particular order. None of their steps is in doubt, and they do not expire before they are completed.
+    The query reads the partial indexes of failed and of leased keys.
     """
     return _in(HALF_DONE, using)
 
@@ -105,8 +105,8 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
     """List the open transactions that have claimed keys in atomic mode, oldest first.
 
     The result is None if the database isn't PostgreSQL. One query reads PostgreSQL's list of locks, and no table. It
-    finds every transaction that holds an advisory lock and has written to the key table, so one in which your project
-    takes an advisory lock beside a step or a cleanup is found as well.
+    finds every transaction that holds an advisory lock and has written to the key table. This includes transactions in
+    which a step or a cleanup runs and your project has taken an advisory lock of its own.
     """
     return store_for(alias_for(using)).running()
 
@@ -123,7 +123,8 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return those of `keys` that have not changed for `older_than` seconds, the longest first.
+    """Return the keys that have not changed for `older_than` seconds. Those that have been unchanged the longest come
+    first.
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """
@@ -140,7 +141,7 @@ def refuse_out_of_range(least: float, most: float = math.inf, **numbers: float |
 
 
 def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
-    """Find this row by its id and its hashes, because a row of another partition or schema can have the same id."""
+    """Find this row by its id and its hashes, because a row in another partition or schema can have the same id."""
     rows = IdempotencyKey.objects.using(row._state.db)
     return rows.filter(key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk)
 

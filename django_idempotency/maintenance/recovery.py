@@ -1,6 +1,6 @@
 """Take over each key that needs attention, and call the project's `reconcile` to find out what has happened.
 
-It completes keys whose clients never retry.
+This completes keys whose clients never retry.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .decisions import Decision, with_decision
 from .lookups import needs_attention, refuse_out_of_range, same_row, unchanged_for
 
 OLDER_THAN = timedelta(minutes=15)
-"""Most clients have given up by then. Until then a retry is better, because it brings the whole request."""
+"""Most clients have given up by then. Before that, a retry is better, because it carries the whole request."""
 BY = "recover_idempotency_keys"
 UNCLAIMED: dict[type, str] = {
-    InDoubt: "a write is in doubt, or the view has ended its own transaction: a person decides",
-    Unavailable: "the database cannot take a claim now",
+    InDoubt: "a write is in doubt, or the view has ended its own transaction: a person has to decide",
+    Unavailable: "the database cannot store a claim at the moment",
 }
-"""Why a key is left that nobody else has claimed."""
+"""Why a recovery leaves a key as it is, although nobody else has claimed it."""
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
 """The error text of a key that has no other error."""
@@ -60,7 +60,7 @@ logger = logging.getLogger("django_idempotency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a recovery did with one key, or with all keys of an operation whose `reconcile` it cannot call.
+    """What a recovery did with one key, or with all the keys of an operation whose `reconcile` it cannot call.
 
     Attributes:
         reference: the key's reference in logs, or "" for all keys of the operation.
@@ -88,9 +88,9 @@ class Recovered:
 
     Attributes:
         completed: how many keys were completed.
-        failed: for how many keys `reconcile` raised.
-        left: how many keys still need attention, if they were claimed longer ago than `older_than`.
-        young: how many keys need attention but were claimed later than that, so that their clients may still retry.
+        failed: for how many keys `reconcile` raised an error.
+        left: how many of the keys that were claimed longer ago than `older_than` still need attention.
+        young: how many keys need attention, but were claimed so recently that their clients may still retry.
         complete: whether every key was reached. False if a limit or `stop` ended the run.
     """
 
@@ -113,29 +113,29 @@ def recover_idempotency_keys(
 ) -> Recovered:
     """Call the project's `reconcile` for each key that needs attention.
 
-    Call it from cron, Celery beat or django.tasks, with no transaction open, because it uses its own. If several
+    Call it from cron, Celery beat or django.tasks, with no transaction open, because it opens its own. If several
     processes want the same key, only one gets it. A result of `reconcile` completes the key; if it returns None or
-    raises, the key stays as it is, and is asked about again after `older_than` seconds. The log gets a line for each
-    key, or a single one for an operation whose `reconcile` cannot be called.
+    raises an error, the key stays as it is, and `reconcile` is called for it again once `older_than` seconds have
+    passed. The log gets a line for each key, or a single one for an operation whose `reconcile` cannot be called.
 
     Args:
         using: database alias; default: the write alias of the key table.
         older_than: seconds, or a timedelta, since the last change of the key's state.
         operations: names of operations, such as "POST orders/"; default: all.
-        max_seconds: stop at the end of the current key after so many seconds.
+        max_seconds: after this many seconds, stop as soon as the current key is finished.
         dry_run: only report which keys would be asked about.
-        stop: once this event is set, the run stops at the end of the current key. A signal handler may set it, but only
-            for the first signal.
+        stop: once this event is set, the run stops as soon as the current key is finished. A signal handler may set it,
+            but only on the first signal.
         progress: called with the outcome of each key.
 
     Returns:
         What was completed, and what still needs attention.
 
     Raises:
-        ValueError: an impossible number, or a single text as `operations`.
-        IdempotencyConfigurationError: a transaction is open, the options of a view are wrong, the alias is unknown, or
-            the database has no store.
-        DatabaseError: an error of the database. Keys that were completed before stay completed.
+        ValueError: a number is out of range, or `operations` is a single string instead of a list.
+        IdempotencyConfigurationError: a transaction is open, a view's options are invalid, the alias is unknown, or the
+            database has no store.
+        DatabaseError: the database reported an error. Keys that were completed before it stay completed.
     """
     age = seconds_of(older_than)
     refuse_out_of_range(0, max_seconds=max_seconds)
@@ -158,13 +158,14 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # A name in `operations` may be wrong, so each is reported, even without keys.
+    # A name in `operations` may be wrong, so each one is reported, even if it has no keys.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # pop() begins with the key that has not changed for longest. Asking sets `updated_at`, so next time it comes last.
+    # pop() begins with the key that has been unchanged the longest. Calling `reconcile` sets `updated_at`, so next time
+    # that key comes last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -184,10 +185,10 @@ def can_be_asked(operation: str) -> bool:
 
 
 def ask(row: IdempotencyKey, *, by: str, reason: str) -> Asked:
-    """Call `reconcile` for one key that needs attention now, as a recovery does. No transaction may be open.
+    """Call `reconcile` now for one key that needs attention, as a recovery does. No transaction may be open.
 
     Args:
-        row: the key as the person has seen it.
+        row: the key as the person saw it.
         by, reason: who asks, and why. Both are kept with the key if `reconcile` finds anything out.
 
     Raises:
@@ -216,19 +217,21 @@ def _declared(operation: str) -> Declaration | str:
     found = registered(operation)
     if not found:
         return (
-            "no imported view and no imported @once function has this operation= and a reconcile=. The keys wait for a "
-            "retry of their clients, or for a person. Import a task's module with --import; run_once without the "
+            "no imported view and no imported @once function has this operation= and a reconcile=. The keys wait "
+            "until their clients retry or a person decides. Import a task's module with --import; run_once without the "
             "decorator cannot be found"
         )
     if any(declaration.by_request for declaration in found):
         return "its view decides its options for each request (get_idempotency_options)"
     if len(found) > 1:
-        return "several views have this operation, with different reconcile"
+        return "several views with different reconcile functions have this operation"
     return found[0] if found[0].options.lease is not None else "its view has no lease"
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
-    """A retry of a renamed route runs under the new name. What it did must not be repeated under the old one."""
+    """A retry that arrives after its route was renamed runs under the new name. What it did must not be repeated under
+    the old one.
+    """
     same = IdempotencyKey.objects.using(row._state.db).filter(key_hash=row.key_hash, key=row.key, scope=row.scope)
     other = same.filter(status=IdempotencyKey.Status.COMPLETED).exclude(operation=row.operation).first()
     if other is None:
@@ -284,7 +287,7 @@ def _outcome(
 
 
 def _remember(row: IdempotencyKey, made: Decision) -> None:
-    """Add what `reconcile` found out to the key's trail, which outlives the log lines of a recovery."""
+    """Add what `reconcile` found out to the key's trail, which outlives a recovery's log lines."""
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
             # A trail that was damaged in the database gets no new entry.

@@ -1,10 +1,10 @@
-"""Which stored keys can no retry find any more, because the route of their operation was renamed or removed?
+"""Which stored keys can retries no longer find, because their operation's route was renamed or removed?
 
 # Note [Operations are found among the keys that expire next]
-No index begins with the operation, and a page cannot wait for a scan of the table. Two bounded queries are enough: the
-keys that need attention, and those that expire next. The latter are the oldest that are still replayed, whatever their
-`ttl`. If a route was renamed since, its old name is among them, with the share that it had of all requests; a rename
-before that has left no keys behind.
+No index begins with the operation, and a page cannot wait for a scan of the table. Two bounded queries are enough: one
+for the keys that need attention, and one for those that expire next. The latter are the oldest keys that are still
+replayed, whatever their `ttl`. If a route has been renamed since they were stored, its old name is among them, in
+proportion to its share of all requests. A rename before that has left no keys behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ OF_A_ROUTE = re.compile("[A-Z]+ .*")
 
 
 def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
-    """List the operations of stored keys that are named after a method and a route which no endpoint has now.
+    """List the operations among the stored keys that are named after a method and a route, but that no endpoint has any
+    more.
 
     Explicit names are left out, because `run_once` uses them as well.
 
@@ -41,7 +42,7 @@ def operations_without_a_route(*, using: str | None = None, urlconf: str | None 
         urlconf: the dotted path of the URLconf; default: the project's.
 
     Raises:
-        IdempotencyConfigurationError: the alias is unknown, or the options of an endpoint cannot work.
+        IdempotencyConfigurationError: the alias is unknown, or the options of an endpoint are invalid.
     """
     alias = alias_for(using)
     stored: set[str] = set()
@@ -59,7 +60,7 @@ def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:
 
 
 def _in_every_language(operation: str) -> str:
-    """`i18n_patterns` lists an endpoint only under the language that is active now."""
+    """`i18n_patterns` lists an endpoint only under the language that is active at the moment."""
     method, _, route = operation.partition(" ")
     language, _, rest = route.partition("/")
     return f"{method} */{rest}" if language in (settings.LANGUAGE_CODE, *dict(settings.LANGUAGES)) else operation

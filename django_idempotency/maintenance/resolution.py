@@ -2,9 +2,9 @@
 code.
 
 A decision locks the key's row, in one transaction or in a savepoint of an outer `atomic()` block. It is possible once
-the key has failed or its lease has expired by the database's clock, or if it is in progress without a lease, and is
-refused if the row has changed since the person read it. It changes the row, so the fence stops an old worker that wakes
-up later.
+the key has failed or its lease has expired by the database's clock, and also for a key that is in progress without a
+lease. It is refused if the row has changed since the person read it. A decision changes the row, so the fence stops an
+old worker that wakes up later.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 DECIDED = "A decision ended this attempt."
-"""The error text of a key that has no other: the index of failed rows needs one."""
+"""The error text of a key that has no other. The index of failed rows needs one."""
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry, which repeats the steps in doubt, with the derived keys that the view asks for.
+    """Allow the next retry, which repeats the steps in doubt and uses the derived keys that the view asks for.
 
     A step in doubt can then run twice, so first make sure that it did not happen and that its worker is dead. If the
     key is in progress without a lease, the next retry runs the whole work again: first undo the writes that the work
-    has committed. Steps that have a result are not repeated. It runs in one transaction, or in a savepoint of an outer
-    `atomic()` block.
+    has committed. Steps that have a result are not repeated. The function runs in one transaction, or in a savepoint of
+    an outer `atomic()` block.
 
     Args:
-        key: the row as the person has seen it.
+        key: the row as the person saw it.
         by, reason: who decides, and why. Both are kept with the key, see `maintenance.decisions`.
         confirmed: True if the person has said that the steps in doubt did not happen. With False, a key that needs this
             confirmation is refused.
 
     Raises:
         NotResolvable: a worker holds a live lease, the key is completed or deleted, an attempt or a decision has
-            changed it since it was read, or a needed confirmation is missing. Nothing was changed.
+            changed it since it was read, or a required confirmation is missing. Nothing was changed.
         NotDecryptable: the trail of decisions was changed in the database. Nothing was changed.
     """
     with _locked(key, "release", confirmed) as facts:
@@ -67,21 +67,21 @@ def record_outcome(
 ) -> None:
     """Store the result of a step in doubt, or of a call whose value was lost. The next retry continues after that step.
 
-    The result is found outside, in the books of the called service for example. Until the key is completed, calling
-    this again corrects a recorded result; the old one stays in the trail of decisions. It runs in one transaction, or
-    in a savepoint of an outer `atomic()` block.
+    Look the result up elsewhere, for example in the called service's records. Until the key is completed, calling this
+    again corrects a recorded result; the old one stays in the trail of decisions. The function runs in one transaction,
+    or in a savepoint of an outer `atomic()` block.
 
     Args:
-        key: the row as the person has seen it.
+        key: the row as the person saw it.
         step: the name of the call, or of the write.
         value: what the step would have returned: JSON, or a saved model instance.
-        by, reason, confirmed: see `release_for_retry`. A record needs no confirmation.
+        by, reason, confirmed: see `release_for_retry`. Recording a result needs no confirmation.
 
     Raises:
-        NotResolvable: see `release_for_retry`. Also if the step has a result that no person has recorded. Nothing was
-            changed.
+        NotResolvable: see `release_for_retry`. It is also raised if there is no such step, or if the step already has a
+            result that no person recorded. Nothing was changed.
         NotDecryptable: the trail of decisions was changed in the database. Nothing was changed.
-        ResultNotStorable: the value is neither JSON nor a saved model instance, or longer than 1 MiB of JSON.
+        ResultNotStorable: the value is neither JSON nor a saved model instance, or its JSON is longer than 1 MiB.
     """
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
@@ -109,12 +109,12 @@ def close_with(
     It runs in one transaction, or in a savepoint of an outer `atomic()` block.
 
     Args:
-        key: the row as the person has seen it.
-        snapshot: status 200 to 499, headers and body. The response is kept for the project's default `ttl` from now on,
-            or until the key's own expiry if that is later.
+        key: the row as the person saw it.
+        snapshot: the status (200 to 499), headers and body. The response is kept for the project's default `ttl` from
+            now on, or until the key's own expiry if that is later.
         by, reason: see `release_for_retry`.
         confirmed: True if the person has said that the calls are settled: the order exists, or no money is kept. With
-            False, keys with finished calls or a doubt are refused.
+            False, keys that are in doubt or half done are refused.
 
     Raises:
         NotResolvable, NotDecryptable: see `release_for_retry`. Nothing was changed.
@@ -144,17 +144,17 @@ class Resolved:
 
 
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
-    """Apply one decision to all given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
+    """Apply one decision to all the given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
     Keys whose rows have changed since they were read are refused. An evaluated queryset is not queried again, so you
-    can print its keys first, and then decide about exactly those. Each key is decided in its own transaction, or in a
-    savepoint of an outer `atomic()` block; if an error ends the run, the decisions before it stay.
+    can print its keys first, and then decide about exactly those. Each decision runs in its own transaction, or in a
+    savepoint of an outer `atomic()` block; if an error ends the run, the decisions made before it stay.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
         decision: `release_for_retry`, `record_outcome` or `close_with`.
-        args: the arguments of the decision: a step and its result, or a response.
-        words: `by`, `reason` and `confirmed` of the decision.
+        args: the decision's further arguments: a step and its result, or a response.
+        words: the decision's `by`, `reason` and `confirmed`.
 
     Returns:
         How many keys were resolved, and how many were refused.

@@ -16,7 +16,7 @@ from ..engine.stores.journal import steps_of
 from ..engine.stores.sealing import unseal
 from ..models import IdempotencyKey
 
-ENTERED = "The results of its calls were entered, such as after a restore."
+ENTERED = "The results of its calls were entered, for example after a restore."
 """The error text of a key whose results were entered."""
 LEASE = 60
 """Seconds. It never runs out, because the claim ends in the transaction that made it."""
@@ -25,24 +25,24 @@ LEASE = 60
 def remember_calls(
     scope: str, operation: str, key: str, results: Mapping[str, Any], *, using: str | None = None
 ) -> dict[str, Any]:
-    """Store the results of steps of a key, so that no retry makes these calls again, and return what is stored.
+    """Store the results of a key's steps, so that no retry makes these calls again, and return what is stored.
 
-    A key that the table has lost is created. It is half done afterwards: the next retry or recovery does the rest of
-    the work. Calling this again is safe, because results that are already there stay, and nothing changes while the key
-    is completed or at work, or while a write is in doubt. It runs in one transaction, or in a savepoint of an outer
-    `atomic()` block.
+    A key that the table has lost is created. Afterwards the key is half done: the next retry or recovery does the rest
+    of the work. Calling this again is safe: results that are already stored stay, and nothing changes if the key is
+    completed, if a worker is processing it, or if a write is in doubt. The function runs in one transaction, or in a
+    savepoint of an outer `atomic()` block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
-        results: by name, the result of each step that the work or `reconcile` must find: JSON, or a saved model
-            instance. Leave out steps that wrote rows, because those rows are lost and have to be written again.
+        results: the result of each step that the work or `reconcile` must find, by the step's name: JSON, or a saved
+            model instance. Leave out steps that wrote rows, because those rows are lost and have to be written again.
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The stored results of these steps, by name. One that differs from yours belongs to another call. A name is
-            missing if its step could not be given a result, as described above.
+        The stored results of these steps, by name. A result that differs from yours belongs to a different call. A name
+            is missing if its step could not be given a result, as described above.
 
     Raises:
         ResultNotStorable: a result cannot be stored. Nothing was changed.

@@ -1,7 +1,8 @@
 """The list of keys as a spreadsheet: how its cells are written, and how the decisions that a person fills in are read.
 
-Spreadsheets change what they save. A new separator, a byte order mark and an apostrophe before a formula are undone;
-anything else refuses the whole file, because a rounded number could be another key, or another charge.
+Spreadsheets change what they save. A new separator, a byte order mark and an apostrophe before a formula are undone.
+After any other change the whole file is refused, because a rounded number could stand for a different key or a
+different charge.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ TO_FILL = ("decision", "step", "result")
 """They come first, because spreadsheets cut off empty cells at the end of a line."""
 READ = (*TO_FILL, "id", "reference", "attempt", "changed")
 FORMULA = ("=", "+", "-", "@")
-"""A spreadsheet runs a cell that begins with one of these."""
+"""A spreadsheet runs a cell as a formula if it begins with one of these."""
 ROUNDED = re.compile(r"\s*-?([\d.,]+[eE][-+]?\d+|(\d[.,]?){16,})\s*")
-"""Spreadsheets keep 15 digits of a number."""
+"""Spreadsheets keep only 15 digits of a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A row in which a decision was filled in.
+    """A row in which a person filled in a decision.
 
     Attributes:
         pk: the id of the key's row.
-        seen: its reference, attempt and last change, as exported.
+        seen: the key's reference, attempt and last change, as exported.
         step: the step whose result is recorded, or "".
         what: the decision as it was typed.
-        action: its name, as `Facts.needs_word` takes it.
+        action: the decision's name, as `Facts.needs_word` expects it.
         decide, args: a function of `maintenance.resolution`, and its arguments after the key.
     """
 
@@ -57,11 +58,11 @@ def cell(value: Any) -> str:
 
 
 def read(path: str) -> list[Filled]:
-    """Read the rows of an exported list in which a decision was filled in.
+    """Read those rows of an exported list in which a person filled in a decision.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not such a list. The message names the line, and what to type.
+        ValueError: the file is not such a list. The message names the line and says what to type.
     """
     text = Path(path).read_bytes().decode("utf-8-sig", "replace")
     separator = max(",;\t", key=text.partition("\n")[0].count)
@@ -104,5 +105,7 @@ def _filled(cells: dict[str, str]) -> Filled:
     elif re.fullmatch("[234][0-9][0-9]", chosen) and not step:
         made = "answer", close_with, (entered_answer(int(chosen), result),)
     else:
-        raise ValueError("write release, record (with step and result), or a status 200 to 499 (result: the body)")
+        raise ValueError(
+            "write release, record (with step and result), or a status from 200 to 499 (with its body as result)"
+        )
     return Filled(pk, seen, step, ", ".join(filter(None, (chosen, step, result))), *made)

@@ -1,4 +1,4 @@
-"""What the management commands share: safe output, a run over several databases, and an end at a signal."""
+"""What the management commands share: safe output, runs over several databases, and a clean end after a signal."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ NO_ENGINE = "django.db.backends.dummy"
 """The engine of `"default": {}`, which Django documents for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMED = 5
-"""The most schemas that a line names."""
+"""How many schemas a line names at most."""
 MOST = 100_000
-"""The most keys that a command counts beforehand, to show its progress."""
+"""Up to how many keys a command counts before it starts, to show its progress."""
 MOMENT = 1.0
-"""Signals within so many seconds count as one: `timeout` sends its own twice, to the process and to its process group.
+"""Signals within this many seconds count as one, because `timeout` sends its signal twice: to the process, and to its
+process group.
 """
 
 
 def first_line(error: object) -> str:
-    """The first line of an error. The others can contain data of a row."""
+    """The first line of an error. The others can contain data from a row."""
     return without_controls(str(error).partition("\n")[0])
 
 
@@ -44,7 +45,7 @@ class IdempotencyCommand(BaseCommand):
     _has_line = False
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Print errors of options and databases without a traceback."""
+        """Print errors in options and errors from databases without a traceback."""
         self._began = time.monotonic()
         try:
             return super().execute(*args, **options)
@@ -56,7 +57,7 @@ class IdempotencyCommand(BaseCommand):
             self._clear()
 
     def total(self, rows: QuerySet[Any]) -> int:
-        """Count the rows for a terminal, up to `MOST`. Without one, nothing is counted."""
+        """Count the rows, up to `MOST`, if the output is a terminal. Otherwise nothing is counted."""
         return rows.values("pk")[:MOST].count() if self.stdout.isatty() else 0
 
     def show(self, done: int, total: int, name: str = "") -> None:
@@ -78,7 +79,7 @@ class IdempotencyCommand(BaseCommand):
     def say(self, text: str) -> None:
         """Print a text at once, with escape sequences for control characters and for what the output cannot encode.
 
-        Names of operations and steps can contain any character, and none of them may make a command fail.
+        Names of operations and steps can contain any character, and none may make a command fail.
         """
         self._clear()
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # None for `io.StringIO`
@@ -131,13 +132,15 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
-        """Without a word about them, the keys of tenants in other schemas would stay for ever, unnoticed."""
+        """Name the other schemas with key tables. Otherwise the keys of their tenants would stay there for ever,
+        unnoticed.
+        """
         if schemas := store_for(alias_for(alias)).elsewhere():
             command = type(self).__module__.rpartition(".")[2]
             named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
             others = counted(len(schemas), "other schema")
             self.say(
-                f"{name}Not looked at: the key tables in {others} ({named}). The command sees one schema. With "
+                f"{name}Not looked at: the key tables in {others} ({named}). The command sees only one schema. With "
                 f"django-tenants, run `manage.py all_tenants_command {command}`."
             )
 
@@ -187,7 +190,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only once: a signal that interrupts the first call would wait for ever for the lock that it still holds.
+            # Only once: a signal that interrupts the first call would wait for ever for the lock that the first call
+            # still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

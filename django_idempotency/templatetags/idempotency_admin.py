@@ -17,8 +17,8 @@ logger = logging.getLogger("django_idempotency")
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """Show how many keys need attention, with a link to them, to people who may view keys where the admin has pages for
-    them.
+    """Show how many keys need attention, with a link to them. Only people who may view keys see it, and only on an
+    admin site that has pages for keys.
 
     If the keys cannot be counted, the tag says so and the error is logged, but the rest of the page is not affected.
     """
@@ -28,7 +28,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
         return {"address": None}
-    # Importing our admin registers it, which is right only now that the project is known to have registered it.
+    # Importing our admin registers it, which must not happen before the project is known to have registered it.
     from ..admin.decisions import NAME
     from ..admin.overview import attention, hanging, overview
     from ..maintenance.lookups import running_transactions

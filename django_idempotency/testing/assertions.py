@@ -42,31 +42,34 @@ def assert_idempotent(
     """Check that an endpoint runs once for each key.
 
     It sends a request, a retry, a request with a changed body and one without a key; some arguments add more requests.
-    It works in any test class, except that `transaction=True` must not run inside a transaction. Rows that the endpoint
+    It works in any test class, but `transaction=True` must not be used inside a transaction. Rows that the endpoint
     creates are left in place.
 
     Args:
-        client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with such a `post()` works.
-        path: see `client.post`. If each path works only once, such as the capture of a payment, pass a function that
-            makes the payment and returns its path. It is called for each new key, and what it makes must not count in
-            `creates`.
+        client: `django.test.Client` or REST framework's `APIClient`, logged in. Any object with a compatible `post()`
+            works.
+        path: see `client.post`. If each path works only once, for example to capture a payment, pass a function that
+            creates the payment and returns its path. It is called for each new key, and what it creates must not be
+            counted by `creates`.
         data: see `client.post`. If the endpoint accepts each body only once, pass a function, which is called for each
             new key.
         method: the HTTP method, in upper or lower case.
-        changed: another body, which must be refused under the first key, or a function like `with_key` that returns it;
-            default: the body with one more field. With `fingerprint=None`, pass None to skip this check.
-        other_client: a client of another user, who must not get the first user's response. Credentials among `extra`
-            (`CREDENTIAL_HEADERS`, `Cookie`) belong to the first user and are not sent with it: set its own on it.
-        creates: a model (counted on `using`), manager, queryset or function. The count must grow by one.
+        changed: a different body, which must be refused under the first key, or a function like `with_key` that returns
+            it; default: the body with one more field. With `fingerprint=None`, pass None to skip this check.
+        other_client: a client of another user, who must not get the first user's response. Credentials in `extra`
+            (`CREDENTIAL_HEADERS`, `Cookie`) belong to the first user and are not sent by this client: set its own
+            credentials on it.
+        creates: a model (counted on `using`), manager, queryset or function. The first request must increase the count,
+            and the retry must not.
         expect_status: the status of the first response; default: any below 400.
         required: whether a request without a key must be refused; default: the `IDEMPOTENCY` setting.
         transaction: whether to also send duplicates at the same time, each from its own thread with its own database
             connection.
-        duplicates: how many of them.
+        duplicates: how many duplicates to send.
         crash_at_each_step: whether to stop the leased view before and after each of its steps, as `kill -9` would, and
-            send a retry after the lease. Each stop gets a new key. The client must call the view in this process. A
-            `finally` block of the view runs, but cannot write to a database.
-        repeatable: names of calls that are harmless twice without a derived key.
+            send a retry after the lease has expired. Each stop uses a new key. The client must call the view in this
+            process. A `finally` block of the view runs, but cannot write to a database.
+        repeatable: names of calls that are harmless when made twice without a derived key.
         with_key: `callable(key)` for an endpoint with `key=`. It returns the arguments of `client.post` that carry the
             key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers that
             sign it; default: the key goes into the header.
@@ -123,7 +126,7 @@ def _refuse_where_nothing_runs_at_once(alias: str) -> None:
     if open_ := [used.alias for used in connections.all(initialized_only=True) if used.in_atomic_block]:
         raise RuntimeError(
             f"transaction=True sends simultaneous requests on connections of their own. This test runs inside a "
-            f"transaction of {open_[0]!r}, which they cannot see. Use django.test.TransactionTestCase, or "
+            f"transaction on {open_[0]!r}, which they cannot see. Use django.test.TransactionTestCase, or "
             "@pytest.mark.django_db(transaction=True)."
         )
     keys: Any = connections[alias]

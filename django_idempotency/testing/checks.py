@@ -18,16 +18,17 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The checks of an endpoint, to be run in the order of their definition: each needs results of those before it.
+    """The checks of an endpoint, to be run in the order in which they are defined, because each needs the results of
+    those before it.
 
-    A failing one raises AssertionError.
+    A check that fails raises AssertionError.
 
     Args:
         request: the request that is sent under new keys.
         creates: a model, manager, queryset or function that counts what the endpoint creates.
         alias: the database alias of the endpoint's keys. A model is counted there, too.
         in_header: whether the key is sent in the package's header, so that the key table must have a row with it.
-        in_table: whether the keys have rows. False: the endpoint has a backend.
+        in_table: whether the keys have rows in the key table; False if the endpoint has a backend.
     """
 
     first: Reply
@@ -85,7 +86,7 @@ class EndpointChecks:
             what = "the view ran again" if reply.status == self.first.status else f"the retry got {reply.status}"
             headline = f"no replay: {what}."
             advice = (
-                f"No row: record= says that a {self.first.status} is not final, or other code than this package set "
+                f"No row: record= says that a {self.first.status} is not final, or code outside this package set "
                 "the header. Several rows: scope= and operation= must be the same in a retry."
             )
         evidence = [f"First: {self.first}", f"Retry: {reply}", self._told(created), _told_of(rows)]
@@ -167,7 +168,7 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """The key must have a completed row. Otherwise other code than this package made the replay."""
+        """The key must have a completed row. Otherwise code outside this package made the replay."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)

@@ -2,8 +2,9 @@
 nothing.
 
 Methods of `Operation` are replaced, and an execute wrapper is put on each connection. `Stopped` ends the request; error
-handlers do not catch it, because it is no subclass of `Exception`. From then on only rollbacks reach the database, so
-the engine cannot mark the key as failed, which stays locked until its lease expires, as after the death of a process.
+handlers do not catch it, because it isn't a subclass of `Exception`. From then on only rollbacks reach the database, so
+the engine cannot mark the key as failed. The key stays locked until its lease expires, as it does after a process has
+died.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from .requests import Reply, Request
 Policy = IdempotencyKey.Policy
 
 STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
-"""The methods of `Operation` and the kind of step each makes. `awrite` is left out, because it calls `write`."""
+"""The methods of `Operation`, and the kind of step that each makes. `awrite` is left out, because it calls `write`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
-"""The statements of Django's rollbacks. After the death of a process, the database itself rolls back."""
+"""The statements with which Django rolls back. After a process has died, the database rolls back by itself."""
 COMPLETED = IdempotencyKey.Status.COMPLETED
 
 
@@ -48,7 +49,7 @@ class Watch:
         stopped: whether it was stopped.
         places: the places where it could be stopped, in words for a message.
         used: the kind and the name of each step that the view used.
-        ran: for the kind and the name of each step whose function ran, a value that identifies this function.
+        ran: for each step whose function ran, by its kind and name, a value that identifies the function.
         derived: the names for which the view called `derive_key`.
         keys: the keys of the request's operations.
     """
@@ -135,7 +136,7 @@ def _step(watch: Watch, kind: str, original: Callable[..., Any]) -> Callable[...
 
 
 def _identity(function: Any) -> object:
-    """Identify a function across attempts, each of which makes new function objects."""
+    """Identify a function across attempts, each of which creates new function objects."""
     function = getattr(function, "func", function)
     if (code := getattr(function, "__code__", None)) is not None:
         return code
@@ -149,7 +150,7 @@ class CrashChecks:
     Args:
         checks: counts what the requests create, and writes the failures.
         new_request: returns a request for a new key.
-        repeatable: the names of the calls that are harmless twice without a derived key.
+        repeatable: the names of the calls that are harmless when made twice without a derived key.
     """
 
     checks: EndpointChecks

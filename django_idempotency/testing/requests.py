@@ -18,9 +18,9 @@ from ..engine.conf import get_settings
 from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
-"""The most characters of a body in an error message."""
+"""How many characters of a body an error message quotes at most."""
 START_TIMEOUT = 60
-"""Seconds after which a test fails if some threads cannot start, without a free connection for example."""
+"""Seconds after which a test fails if some threads cannot start, for example because no connection is free."""
 
 
 class Reply:
@@ -34,8 +34,8 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the first request is said to be still running: 409, 429, or 202 with the state of that request as
-        JSON.
+        """Whether the response says that the first request is still running: 409, 429, or 202 with the state of that
+        request as JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -53,7 +53,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """As error messages show it."""
+        """The reply as error messages show it."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
@@ -67,7 +67,7 @@ class Request:
     """A request that can be sent many times, under one key or several.
 
     `with_key` returns, for a key, the arguments of `client.post` that carry it. With `alters_body`, `send` changes the
-    body, for example by one more field.
+    body, for example by adding a field.
     """
 
     client: Any
@@ -82,7 +82,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request with `client` or with its own client, whose cookies do not change."""
+        """Send the request with `client`, or else with its own client. That client's cookies do not change."""
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -140,8 +140,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
     """Copy a Django client with its cookies. Other clients are returned as they are.
 
     A retry must send the cookies of the first request: a real client retries because that response, with its new
-    cookies, was lost. With `raises=False`, the copy does not raise the exceptions of views; a client would raise those
-    of other threads, too.
+    cookies, was lost. With `raises=False`, the copy does not raise exceptions from views, because a client would also
+    raise those from other threads.
     """
     if not isinstance(client, Client):
         return client
@@ -155,7 +155,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Replace files by copies in memory, because only these can be copied for each request."""
+    """Replace files with copies in memory, because only those can be copied for each request."""
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -170,7 +170,7 @@ def with_files_read(data: Any) -> Any:
 
 
 def altered(data: Any) -> Any:
-    """Copy the data with one change, such as one more field."""
+    """Copy the data with one change, such as an added field."""
     match data:
         case None | dict():
             return {**(data or {}), "altered": "1"}

@@ -200,7 +200,7 @@ class TestWhatCannotBeAsked:
         )
         assert str(told[0]) == (
             "2 keys of POST pay: left, no imported view and no imported @once function has this operation= and a "
-            "reconcile=. The keys wait for a retry of their clients, or for a person. Import a task's module with "
+            "reconcile=. The keys wait until their clients retry or a person decides. Import a task's module with "
             "--import; run_once without the decorator cannot be found."
         )
         assert set(IdempotencyKey.objects.values_list("attempt", flat=True)) == {1}
@@ -234,7 +234,7 @@ def test_a_database_that_cannot_be_written_to_leaves_the_key() -> None:
     """It was nobody else's faster answer."""
     with reached_by(READ_ONLY[connection.vendor]):
         asked = only()
-    assert (asked.outcome, asked.reason) == ("left", "the database cannot take a claim now")
+    assert (asked.outcome, asked.reason) == ("left", "the database cannot store a claim at the moment")
 
 
 def test_a_dead_worker_is_asked_about(post: Post) -> None:

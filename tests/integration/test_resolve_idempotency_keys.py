@@ -246,7 +246,7 @@ class TestOneKeyOfTwoCallers:
             status, text = resolve(f"--key={key}", *decision, *apply)
             assert (status, text.count("caller 'user:")) == (1, 2)
             assert text.endswith(
-                "2 keys are selected, perhaps of several callers or operations. Choose one by the number at "
+                "2 keys are selected, perhaps from several callers or operations. Choose one by the number at "
                 f"the start of its line, such as --id {self.victim.pk}."
             )
         assert IdempotencyKey.objects.exclude(decisions=None).count() == 0

@@ -25,7 +25,7 @@ WORDS = ("--calls-did-not-happen", "--finished-calls-are-settled")
 RECORD = {"decision": "Record", "step": "call", "result": '{"id": "ch_1"}'}
 RELEASE = {"decision": "release"}
 LEFT = "Not all selected keys were decided."
-TELLS = "write release, record (with step and result), or a status 200 to 499 (result: the body)."
+TELLS = "write release, record (with step and result), or a status from 200 to 499 (with its body as result)."
 Fill = Callable[..., str]
 
 

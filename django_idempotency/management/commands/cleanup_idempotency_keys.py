@@ -15,8 +15,8 @@ from ..base import DatabasesCommand, counted
 class Command(DatabasesCommand):
     help = (
         "Delete expired idempotency keys in short transactions. Run this from cron. The exit status is 0 if the "
-        "cleanup is done or has reached a limit, 1 after an error, 3 as --fail-on-stuck says, and 128 plus the number "
-        "of the signal that ended the run."
+        "cleanup is done or has reached a limit, 1 after an error, 3 if --fail-on-stuck is given and keys need "
+        "attention, and 128 plus the signal's number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

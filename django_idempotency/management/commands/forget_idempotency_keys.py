@@ -18,14 +18,17 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 class Command(IdempotencyCommand):
     help = (
         "Delete what is stored about one caller. The next request with a deleted key runs the work again. Without "
-        "--apply, the keys are only counted. Keys that are in progress, in doubt or half done are kept: use "
-        "resolve_idempotency_keys. The exit status is 0 if all is done, 1 after an error, and 3 if keys were kept."
+        "--apply, the keys are only counted. Keys that are in progress, in doubt or half done are kept: decide "
+        "about them with resolve_idempotency_keys. The exit status is 0 if everything is done, 1 after an error, and 3 "
+        "if keys were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
         caller.add_argument("--user", metavar="NAME", help="Forget the keys of this user. Refused if SCOPE is set.")
-        caller.add_argument("--scope", help="Forget the keys of this scope, as the admin shows or scope= returns it.")
+        caller.add_argument(
+            "--scope", help="Forget the keys of this scope, in the form that the admin shows or scope= returns."
+        )
         parser.add_argument("--key", help="Forget only this key; default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")

@@ -20,8 +20,8 @@ FORMATS = {"table": as_table, "markdown": as_markdown}
 class Command(IdempotencyCommand):
     help = (
         "List the unsafe routes of the project's URLconf, protected or not. No view is called, and without --database "
-        "no database is read. The exit status is 0 if the list was printed, 1 as --fail-on-unprotected says, and 2 if "
-        "there was no list to print because of an error."
+        "no database is read. The exit status is 0 if the list was printed, 1 if --fail-on-unprotected is given and a "
+        "route is neither protected nor allowed, and 2 if an error left no list to print."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -30,11 +30,14 @@ class Command(IdempotencyCommand):
             "--format",
             choices=FORMATS,
             default="table",
-            help="Default: %(default)s. markdown is meant for your clients.",
+            help="Default: %(default)s. The markdown format is meant for your clients.",
         )
         add("--all", action="store_true", help="Also list the admin's routes, and routes such as orders.json.")
         add("--urlconf", help="List the routes of the URLconf at this dotted path; default: ROOT_URLCONF.")
-        stored = "Also name the operations of keys in this database that no endpoint has, as after a renamed route."
+        stored = (
+            "Also name the operations of keys in this database that no endpoint has any more, for example after a "
+            "route was renamed."
+        )
         add("--database", metavar="ALIAS", help=stored)
         fail = "Exit with status 1 if a route is neither protected nor allowed. Use this option in CI."
         add("--fail-on-unprotected", action="store_true", help=fail)

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from ..base import IdempotencyCommand, several, stoppable
 
 POLL = 0.5
-"""The most seconds that the command takes to end after a signal."""
+"""How many seconds the command takes at most to end after a signal."""
 
 
 class Server(ThreadingMixIn, WSGIServer):
@@ -21,14 +21,14 @@ class Server(ThreadingMixIn, WSGIServer):
 
 class Silent(WSGIRequestHandler):
     def log_message(self, *args: Any) -> None:
-        """Prometheus asks every few seconds, which is not worth a line."""
+        """Log nothing: Prometheus sends a request every few seconds, and none is worth a line."""
 
 
 class Command(IdempotencyCommand):
     help = (
         "Serve the metrics for Prometheus from a separate process, which still answers when all workers of the site "
         "are busy. If PROMETHEUS_MULTIPROC_DIR is set, the workers' counters are served, too. The command runs until a "
-        "signal ends it, with exit status 0."
+        "signal ends it; its exit status is then 0."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -41,7 +41,7 @@ class Command(IdempotencyCommand):
         from prometheus_client import CollectorRegistry, make_wsgi_app
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        from ...metrics import KeyCollector  # raises, without prometheus-client, the error that says what to install
+        from ...metrics import KeyCollector  # without prometheus-client, raises an error that says what to install
 
         registry, stop = CollectorRegistry(), Event()
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:

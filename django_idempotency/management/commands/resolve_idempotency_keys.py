@@ -27,16 +27,17 @@ CHOICES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
-"""The options by which a person says that the other side was asked. Without them, the command skips keys for which it
-must be asked first.
+"""The options with which a person confirms that they have asked the other side. Without them, the command skips the
+keys for which that is necessary.
 """
 LOOKED_HELP = (
-    "Let --release also release keys without a lease, with a write in doubt, or with a call in doubt and a policy "
-    "other than retry. You confirm that you have checked the steps in doubt, and that they had no effect."
+    "Let --release also release keys without a lease, keys with a write in doubt and, unless their policy is retry, "
+    "keys with a call in doubt. With this option you confirm that you have checked the steps in doubt, and that they "
+    "had no effect."
 )
 SETTLED_HELP = (
-    "Let --close also close keys whose calls have finished or are in doubt. You confirm that the order exists, or that "
-    "the customer has lost no money."
+    "Let --close also close keys whose calls have finished or are in doubt. With this option you confirm that "
+    "the order exists, or that the customer has lost no money."
 )
 FILE_HELP = (
     "Decide about the keys in a list that was exported from the admin. In the decision column, write release, record "
@@ -44,7 +45,7 @@ FILE_HELP = (
     "skipped, and keys that have changed since the export are left alone."
 )
 SHOWN = 200
-"""The most characters of a step's result that the command prints."""
+"""How many characters of a step's result the command prints at most."""
 NOT_ALL = "Not all selected keys were decided."
 
 
@@ -52,7 +53,8 @@ class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention. To decide about them, add --release, --close or --from-csv, and "
         "--apply. Each line begins with the number for --id, and names the caller. With or without --apply, the exit "
-        "status is 0 if all is done, 1 after an error, and 3 if no key is selected or one was refused or skipped."
+        "status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one is refused or "
+        "skipped."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -60,7 +62,7 @@ class Command(IdempotencyCommand):
         add("--operation", action="append", help="Keys of this operation, such as 'POST pay/'. May be repeated.")
         add("--state", action="append", choices=CHOICES, help="Keys in this state; default: all. May be repeated.")
         add("--older-than", type=float, metavar="S", help="Keys that have not changed for S seconds.")
-        add("--key", help="This key, in any state, by itself or by its reference in the log.")
+        add("--key", help="The key itself or its reference from the log. It is found in any state.")
         add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option from above)")
@@ -101,14 +103,14 @@ class Command(IdempotencyCommand):
             return
         if len(keys) > 1 and options["key"] is not None:
             raise CommandError(
-                f"{len(keys)} keys are selected, perhaps of several callers or operations. Choose one by the number at "
-                f"the start of its line, such as --id {keys[0].row.pk}."
+                f"{len(keys)} keys are selected, perhaps from several callers or operations. Choose one by the number "
+                f"at the start of its line, such as --id {keys[0].row.pk}."
             )
         if self._decide(answer, left, options) < len(keys):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _from_csv(self, twice: bool, options: dict[str, Any]) -> None:
-        """Decide about each row of the file, after all of it was read and checked."""
+        """Decide about each row of the file, once the whole file has been read and checked."""
         if twice:
             raise CommandError(
                 "--from-csv: the file contains the keys, decisions and bodies. Leave out the options for them."
@@ -131,7 +133,7 @@ class Command(IdempotencyCommand):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """Close the keys with `answer`, or release them if it is None; without `--apply`, only say so.
+        """Close the keys with `answer`, or release them if it is None. Without `--apply`, only say what would be done.
 
         Returns how many keys were decided, or would be.
         """
@@ -209,7 +211,7 @@ def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
     doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
-    # With the line break of a client's text, a part of it could look like the line of another key.
+    # A line break in a text from the client could make part of it look like another key's line.
     return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
         f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
@@ -241,7 +243,8 @@ def _action(options: dict[str, Any]) -> str:
 def _answer(status: int, body: str) -> Snapshot:
     """Return the response that `--close` stores.
 
-    Raises `CommandError` for a status below 200 or above 499, and `ValueError` for a body that only begins like JSON.
+    Raises `CommandError` for a status below 200 or above 499, and `ValueError` for a body that begins like JSON but is
+    not valid JSON.
     """
     if not 200 <= status < 500:
         raise CommandError(f"--close {status} is not a final answer: pass one from 200 to 499.")

@@ -18,7 +18,7 @@
     document.addEventListener("DOMContentLoaded", () => {
         for (const button of document.querySelectorAll(".idempotency-copy")) {
             button.hidden = false;
-            // Screen readers say what changes here.
+            // Screen readers announce what changes here.
             const told = document.createElement("span");
             told.setAttribute("role", "status");
             told.className = "visually-hidden";

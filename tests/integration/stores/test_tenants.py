@@ -144,7 +144,7 @@ def test_a_step_in_another_schema_is_refused() -> None:
 def test_a_command_says_which_schemas_it_has_not_looked_at(command: str) -> None:
     """And how to reach them. In the schema of a tenant, it was asked for that one."""
     said = (
-        "Not looked at: the key tables in 2 other schemas (tenant_a, tenant_b). The command sees one schema. With "
+        "Not looked at: the key tables in 2 other schemas (tenant_a, tenant_b). The command sees only one schema. With "
         f"django-tenants, run `manage.py all_tenants_command {command}`."
     )
     switch("public")
