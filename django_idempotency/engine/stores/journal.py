@@ -31,8 +31,8 @@ cannot differ:
     takeover of an expired row    both 0          (its steps are deleted)
 
 `attention_at` is set when an attempt ends, or a person decides about the key, while either count is above 0, and
-cleared when the key is resumed or completed. A claim, a cleanup, the admin and the metrics all rely on the row. Only the names
-and kinds of steps are read from the table of steps.
+cleared when the key is resumed or completed. A claim, a cleanup, the admin and the metrics all rely on the row. Only
+the names and kinds of steps are read from the table of steps.
 
 # Note [Lost answers]
 A connection may break while a worker waits for the answer to a COMMIT. Nobody can then tell whether the transaction was
