@@ -274,7 +274,8 @@ def test_a_primary_key_that_is_a_secret_is_stored_as_a_hash() -> None:
 
 def test_a_token_of_nobody_is_refused(access_token: Any) -> None:
     """With the advice: nothing in it stays."""
-    with pytest.raises(IdempotencyConfigurationError, match=r"shopapp\.Token that belongs to no application.*Pass scope=callable"):
+    owner = r"shopapp\.Token that belongs to no application.*Pass scope=callable"
+    with pytest.raises(IdempotencyConfigurationError, match=owner):
         auth_scope(access_token(pk=1))
 
 
