@@ -28,11 +28,11 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the option `key`, with a text for error answers.
+    """A value for the option `key`, with a description for error responses.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
-        source: where the client must put the key. Error answers say "This operation needs …", followed by this text.
+        source: where the client must put the key. Error responses say "This operation needs …", followed by this text.
     """
 
     read: Callable[[Any], str | None]

@@ -44,7 +44,7 @@ class NotConfirmed(Exception):
 
 
 def new_key():
-    """A UUID of version 7, which contains the time at which it was made."""
+    """A version 7 UUID, which contains its creation time."""
     milliseconds = time.time_ns() // 10**6
     return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | uuid.uuid4().int % 2**76))
 

@@ -54,7 +54,7 @@ class BoundedChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
         """Apply the search and the other filters, then the filter by state.
 
-        A filter by a state that no index finds, or by anything else on its own, looks only at the latest 100,000 keys.
+        Filtering by a state that has no index, or by anything but a state, looks only at the latest 100,000 keys.
         A search covers all keys, because indexes answer it.
         """
         found = super().get_queryset(request, exclude_parameters)
@@ -138,7 +138,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Find the keys that a text stands for: a key, a resource or a caller.
+    """Find the keys that the text may stand for: a key, a resource or a caller.
 
     It takes four queries (keys, resources, and two for callers), each of up to 2,000 keys.
     """

@@ -79,7 +79,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the form of a decision or its preview, or carry it out.
+    """Show the form for a decision, show its preview, or carry it out.
 
     Returns the page to show, or None once a message has told the person what was done, or why nothing can be decided.
     """

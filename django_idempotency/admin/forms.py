@@ -28,7 +28,7 @@ Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 
 
 def version(row: IdempotencyKey) -> str:
-    """Identify the state of a key, in a text that changes with every attempt and every decision."""
+    """Identify the state of a key, as a string that changes with every attempt and every decision."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 

@@ -108,7 +108,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # Whoever sends an anonymous caller's key gets its response, so only people who may see responses see keys.
+    # Anyone who sends an anonymous caller's key gets its response, so only those who may see responses are shown keys.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)

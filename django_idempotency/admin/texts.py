@@ -24,7 +24,7 @@ KEY_LENGTH = 12
 """How many characters of a key the list shows, enough to tell keys apart."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
-"""How many bytes of a text a page shows at most."""
+"""The most bytes of a text that a page shows."""
 ENCRYPTED = gettext_lazy("Encrypted. To see the text, you need the permission “Can view stored response bodies”.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
 """The shape before the name of each state, so that readers don't depend on colours. Each has a CSS class."""
@@ -97,7 +97,7 @@ def readable_body(body: bytes) -> str:
 
 
 def cut(text: bytes) -> str:
-    """The beginning of a text, as it is.
+    """The beginning of the text, as it is.
 
     JSON is not indented, because parsing it can change numbers, and drops one of two values with the same name.
     """

@@ -28,7 +28,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Options) -> dict[str, str]:
-    """Return the facts that a client must know, each as a name and a text."""
+    """Return the facts that a client must know, each as a name and its description."""
     promise = f"A request runs at least once. Its key is kept in {options.backend!r}; while it is there, no retry runs."
     return {
         **({} if options.backend is None else {"Promise": promise}),

@@ -59,7 +59,7 @@ def report(
     If a transaction is open on `using`, this happens after its COMMIT.
 
     Args:
-        event: one of the texts in the docstring of `signals.key_event`.
+        event: one of the names in the docstring of `signals.key_event`.
         using: database alias. None for a key in a `backend`, whose events are sent at once.
         reason: cut at the first colon, because what follows can come from the client.
         resource: type and id of what the operation is about.

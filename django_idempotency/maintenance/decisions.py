@@ -107,7 +107,7 @@ def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
 
 
 def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
-    """Decrypt a text for the trail. If its encryption key is missing, the text is kept as it is, in case the key is
+    """Decrypt text for the trail. If its encryption key is missing, the text is kept as it is, in case the key is
     found some day: a decision rests on the other side's books, and doesn't need the text.
     """
     try:

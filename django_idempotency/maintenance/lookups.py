@@ -147,7 +147,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """The keys that a text can stand for: all of it, or what is inside its quotes, as copied from a header."""
+    """The keys that the text can stand for: all of it, or what is inside its quotes, as copied from a header."""
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):

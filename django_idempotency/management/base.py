@@ -77,7 +77,7 @@ class IdempotencyCommand(BaseCommand):
             self._has_line = False
 
     def say(self, text: str) -> None:
-        """Print a text at once, with escape sequences for control characters and for what the output cannot encode.
+        """Print the text at once, with escape sequences for control characters and for what the output cannot encode.
 
         Names of operations and steps can contain any character, and none may make a command fail.
         """

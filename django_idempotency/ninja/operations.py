@@ -172,8 +172,8 @@ class NinjaAdapter(Adapter):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return super().caller(request)
         if isinstance(auth, str):
-            # "17" can be user 17 or partner 17, and Ninja does not tell which authenticator returned it. Its session
-            # authenticators never return a text.
+            # "17" can be user 17 or partner 17, and Ninja doesn't say which authenticator returned it. Its session
+            # authenticators never return a string.
             callbacks = getattr(request, RUNNING).auth_callbacks
             others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
             if len(others) > 1:
@@ -189,7 +189,7 @@ class NinjaAdapter(Adapter):
         return super().response(call, converted(operation, call.request, returned, temporal))
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
-        """Return the answer of the API's exception handlers, which run in a new transaction."""
+        """Return the response from the API's exception handlers, which run in a new transaction."""
         api = getattr(call.request, RUNNING).api
         try:
             with call.own_transaction():

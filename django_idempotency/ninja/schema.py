@@ -1,4 +1,4 @@
-"""OpenAPI with Django Ninja: the schema shows the headers and error answers of protected operations.
+"""OpenAPI with Django Ninja: the schema shows the headers and error responses of protected operations.
 
     from django_idempotency.ninja.schema import NinjaAPI
 

@@ -138,7 +138,7 @@ def view_of(call: Call) -> Any:
 
 
 def _data_of(response: Any) -> Any:
-    """Return the data of a stored response or of an error answer, or None if it is not JSON."""
+    """Return the data of a stored response or of an error response, or None if it is not JSON."""
     is_json = not response.streaming and JSON.match(response.headers.get("Content-Type", ""))
     try:
         return json.loads(response.content) if is_json else None

@@ -1,4 +1,4 @@
-"""OpenAPI with drf-spectacular: the schema shows the headers and error answers of protected operations.
+"""OpenAPI with drf-spectacular: the schema shows the headers and error responses of protected operations.
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_idempotency.rest_framework.schema.AutoSchema"}
 

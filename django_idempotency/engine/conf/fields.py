@@ -19,7 +19,7 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """The value of an option that a layer leaves to the next: action, class, base classes, settings, default."""
+    """Marks an option that a layer leaves to the next one: action, class, base classes, settings, default."""
 
 
 def option(

@@ -71,7 +71,7 @@ class Idempotency:
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
     """The HTTP methods that are protected. Others pass through."""
     wait: timedelta | float = option(0, check.duration(0))
-    """How long a duplicate of a running request waits for its result before it gets the conflict answer."""
+    """How long a duplicate of a running request waits for its result before it gets the conflict response."""
     in_progress_status: Literal[202, 409, 429] = option(
         409, check.one_of(409, 429, 202), atomic=(409, 429), elsewhere=(409, 429)
     )
@@ -111,7 +111,7 @@ class Idempotency:
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
     """`callable(request) -> str | None` that reads the key. Default: the header."""
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
-    """With "refuse", keys must be UUIDs of version 7, and a key without a stored result is refused if it is older than
+    """With "refuse", keys must be version 7 UUIDs, and a key without a stored result is refused if it is older than
     `ttl` or dated more than five minutes ahead.
     """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)

@@ -27,13 +27,13 @@ class Settings:
     Attributes:
         header: the request header that carries the key.
         replayed_header: the response header that says whether the response is a replay: "true" or "false".
-        docs_url: the project's page about its keys, to which error answers link in `type` and `Link`.
+        docs_url: the project's page about its keys, to which error responses link in `type` and `Link`.
         key_validator: `callable(key) -> bool`. With False, or a ValidationError, the request gets 400.
         credential_headers: request headers that identify a caller without a user. All those that a request carries
             count together.
         publishable_keys: prefixes of credentials that every browser sends to a site, so that they identify no caller.
         harmless_decorators: decorators that decide nothing about the caller, and may lie below the protection.
-        error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error answers.
+        error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error responses.
         require_quoted_key: accept only the quoted form of the draft, not bare keys.
         store_cookies: also store and replay `Set-Cookie`. The table then contains credentials.
         encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; any of them can

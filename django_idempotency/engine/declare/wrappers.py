@@ -7,8 +7,8 @@ view's own code is not.
 `functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not say which decorator made
 it. But the wrapper keeps its own code object, whose `co_qualname` begins with the name of the decorator, and the global
 variables of the decorator's module. Together, they identify the decorator. All wrappers made from middleware classes
-share one code object, and so do those of context managers. These are named after the class of the middleware or the
-context manager.
+share one code object, and all wrappers made from context managers share another. These are named after the class of the
+middleware or the context manager.
 """
 
 from __future__ import annotations

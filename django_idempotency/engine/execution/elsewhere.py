@@ -188,7 +188,7 @@ class _Key:
 
 
 class BackendOperation(Operation):
-    """The `Operation` of work with a `backend`. It has no steps, because they would need the table."""
+    """The `Operation` for work with a `backend`. It has no steps, because they would need the table."""
 
     def __init__(self, identity: Identity | None, kept: _Key | None = None) -> None:
         super().__init__(identity)

@@ -116,8 +116,9 @@ def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[
         except ClaimLost:
             if not settled:
                 raise
-            # Either another worker has the key, or the row counts a step without a result that this worker doesn't know
-            # of, because the confirmation of the COMMIT that started it was lost. `fail` tells the two cases apart.
+            # Either another worker has the key, or the row counts an unfinished step that this worker doesn't know
+            # about: the COMMIT that started it succeeded, but its confirmation was lost. `fail` tells the two cases
+            # apart.
             finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=UNKNOWN)
         else:
             return finished
@@ -166,7 +167,7 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
         with _warned_about_stray_writes(store, operation):
             finished = work.run(operation)
     except (ClaimLost, _Refused):
-        raise  # the framework has no answer to these: the client gets what a duplicate would get
+        raise  # the framework has no response to these: the client gets what a duplicate would get
     except Exception as error:
         answered = work.answer(error)
         if answered is None:

@@ -353,7 +353,7 @@ class Operation:
 
 
 class AtomicOperation(Operation):
-    """The `Operation` of work without a `lease`, which runs in one transaction and has no steps.
+    """The `Operation` for work without a `lease`: it runs in one transaction and has no steps.
 
     Every atomic request creates one, so its constructor must stay fast.
     """

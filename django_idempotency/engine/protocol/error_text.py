@@ -23,7 +23,7 @@ OURS = "django_idempotency."
 
 
 def describe(error: BaseException) -> str:
-    """Return the class and the place of an error, as in `module.Class: line 42 of module.function`.
+    """Return the class and the location of an error, as in `module.Class: line 42 of module.function`.
 
     The place is the last line of the project's own code in the traceback. The error's message is left out, because it
     can contain a token, a card number or a row's values; Django's log has it, with the whole traceback.
@@ -40,7 +40,7 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return the text in one line that every database can store, with the characters that no reader sees escaped.
+    """Return the text as one line that every database can store, with the characters that no reader sees escaped.
 
     Control characters could hide or change other text in a terminal. No database can store a surrogate, and
     PostgreSQL cannot store a NUL.

@@ -84,19 +84,19 @@ def is_uuid(key: str) -> bool:
 
 
 def new_key() -> str:
-    """Return a new UUID of version 7, the only kind that endpoints with `late_keys="refuse"` accept."""
+    """Return a new version 7 UUID, the only kind that endpoints with `late_keys="refuse"` accept."""
     return str(UUID(int=time.time_ns() // 10**6 << 80 | 7 << 76 | uuid4().int % 2**76))
 
 
 def check_dated(key: str) -> str:
-    """Return the key if it is a UUID of version 7, which tells when it was made; else raise `InvalidKey`."""
+    """Return the key if it is a version 7 UUID, which contains its creation time; otherwise raise `InvalidKey`."""
     if is_uuid(key) and UUID(key).version == 7:
         return key
     raise InvalidKey(gettext_noop("It must be a UUID of version 7, which says when it was made."))
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return whether a UUID of version 7 is older than `ttl_seconds`, so that its row may have been deleted already.
+    """Return whether a version 7 UUID is older than `ttl_seconds`, so that its row may have been deleted already.
 
     A time more than `MAX_AHEAD` seconds in the future counts as late, too. The first 48 bits are the milliseconds since
     1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that clock also decides

@@ -68,7 +68,7 @@ class Adapter:
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {returned!r} instead.")
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's answer to an exception raised by the view, whose writes have been rolled back already.
+        """Return the framework's response to an exception of the view, whose writes have already been rolled back.
 
         For plain Django, return None: the exception goes on to Django's own handlers.
         """
@@ -96,7 +96,7 @@ class Adapter:
         return None
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
-        """Return the response for what `reconcile` returned while the protected callable `target` was recovered."""
+        """Return the response made of what `reconcile` returned for `target`, the protected callable."""
         return returned  # type: ignore[no-any-return]
 
 

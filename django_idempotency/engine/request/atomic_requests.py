@@ -66,7 +66,7 @@ def _callback(request: Any) -> Any:
 
 
 def refuse_asynchronous(request: Any) -> None:
-    """Raise if an asynchronous class has a decorated `dispatch` and would need the transaction of ATOMIC_REQUESTS."""
+    """Raise if an asynchronous class with a decorated `dispatch` needs the transaction that ATOMIC_REQUESTS opens."""
     callback = _callback(request)
     if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
         raise IdempotencyConfigurationError(

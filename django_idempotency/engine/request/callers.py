@@ -179,7 +179,7 @@ def _token_scope(token: Model) -> str:
 
 
 def _client(request: Any) -> str | None:
-    """Return a text that identifies the OAuth client acting for the user, or None.
+    """Return a string that identifies the OAuth client acting for the user, or None.
 
     Two clients of one user are two callers. The token is looked for first where the framework or a middleware keeps it,
     and then in the header.
@@ -202,7 +202,7 @@ def _client(request: Any) -> str | None:
 
 
 def client_of(token: Any) -> str | None:
-    """Return a text that identifies the client that a token names, or None. Runs no query.
+    """Return a string that identifies the client named in the token, or None. Runs no query.
 
     A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself. Its signature has been
     checked by the code that authenticated the user.

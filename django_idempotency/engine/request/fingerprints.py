@@ -4,8 +4,8 @@
 The fingerprint of a multipart form is made from `request.POST` and `request.FILES`. Django fills them only for POST;
 for other methods, the package parses `request.body` in the same way. For all other requests, the fingerprint is made
 from `request.body`. Django keeps it, so a view or a parser can read it again. The stream of a multipart form, in
-contrast, can be read only once, and has been read before the view runs. A view that reads it directly, or that sets
-upload handlers, therefore needs the option `fingerprint=`.
+contrast, can be read only once, and has already been read by the time the view runs. A view that reads it directly, or
+that sets upload handlers, therefore needs the option `fingerprint=`.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
@@ -208,8 +208,8 @@ def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
 
 def _djangos_form(request: HttpRequest) -> Any:
     form = _grouped(request.POST, request.FILES)
-    # Django makes the list of upload handlers immutable when it parses a form. An empty form with a mutable one means
-    # that other code has read the stream.
+    # Django makes the list of upload handlers immutable when it parses a form. If the form is empty and
+    # the list still mutable, other code has read the stream.
     if not form and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     return form

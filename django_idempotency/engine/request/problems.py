@@ -1,4 +1,4 @@
-"""Which error answers does the package give? Each function makes one of them, as problem details (RFC 9457).
+"""Which error responses does the package send? Each function makes one of them, as problem details (RFC 9457).
 
 Titles follow section 2.7 of the IETF draft on `Idempotency-Key`, and are never translated. Details are translated.
 """
@@ -32,7 +32,7 @@ JSON = "application/problem+json"
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 DESCRIBED = frozenset({400, 409, 422})
-"""The statuses of answers that link to the project's documentation about its keys."""
+"""The statuses of responses that link to the project's documentation about its keys."""
 
 UNIDENTIFIED = "Idempotency-Key needs an identified caller"
 
@@ -71,7 +71,7 @@ MEANINGS: Mapping[str, Meaning] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The content of an error answer, and the second argument of the callable in the setting `ERROR_RESPONSE`."""
+    """The content of an error response, and the second argument of the callable in the setting `ERROR_RESPONSE`."""
 
     code: str
     """The error's name for client programs, which is never translated and never changes."""

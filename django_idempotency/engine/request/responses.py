@@ -1,4 +1,4 @@
-"""Which parts of a response are stored, how is it replayed, and what do the answer 202 and its status page say?"""
+"""Which parts of a response are stored, how is it replayed, and what do a 202 response and its status page say?"""
 
 from __future__ import annotations
 
@@ -99,17 +99,17 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     return response
 
 
-# --- the answer 202
+# --- a 202 response
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """Return the answer 202 to a duplicate: the running request's state, and a link to its status page.
+    """Return a 202 response to a duplicate: the running request's state, and a link to its status page.
 
     The page answers 404 once the key's row is gone; the client should then send its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # A view can answer 202, too. `code` tells the client that this answer comes from the package.
+    # A view can answer 202, too. `code` tells the client that this response comes from the package.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -141,7 +141,7 @@ def stamp(created_at: datetime | None) -> bytes:
 
 
 def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
-    """Return a text that proves the claim, and hides it from anyone who does not know the secret.
+    """Return a string that proves the claim, and hides it from anyone who does not know the secret.
 
     The hashes in a claim involve no secret: anyone who knew them could find short keys and user ids by trial and error.
     The construction is that of RFC 5297, where the proof also serves as the nonce of the encryption. No package with a

@@ -38,7 +38,7 @@ class ViewCall(Call):
         return self.judge(response)
 
     def answer(self, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's answer to an exception that the view has raised, or None."""
+        """Return the framework's response to an exception that the view has raised, or None."""
         return self.adapter.answer(self, error)
 
     def reconcile(self, operation: Operation) -> Finished[HttpResponseBase] | None:

@@ -159,9 +159,9 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # A Galera node may roll back our transaction because a transaction on another node committed first, even before
-        # a SELECT on this node can find the other one's rows. After `wsrep_sync_wait`, this node has received whatever
-        # the others have committed.
+        # If a transaction on another node commits first, a Galera node may roll back ours, and may do so before a
+        # SELECT on this node can find the rows of the other transaction. After `wsrep_sync_wait`, this node has
+        # received whatever the others have committed.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)

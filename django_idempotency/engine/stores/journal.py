@@ -49,7 +49,7 @@ committed, so there is a rule for each case:
   refused, and the client gets the stored response. Otherwise, the next attempt does not repeat the finished steps.
 
 # Note [Writes in doubt]
-The transaction of a local write begins with a record of the start and ends with one of the result, so that others see
+The transaction of a local write first records the start, and at the end the result, so that others see
 both or neither. But the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on
 MariaDB. If it then fails or is killed, the write has no result. The package cannot know what was committed, so a person
 has to decide about the key.

@@ -7,8 +7,8 @@ statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
-nothing has been replaced: the connection belongs to Django's own class rather than to a subclass, psycopg's connection
-belongs to psycopg's own class, and all cursor methods are Django's. In addition, there must be no execute wrapper and
+nothing has been replaced: the connection is an instance of Django's own class, not of a subclass, psycopg's connection
+is one of psycopg's own class, and all cursor methods are Django's. In addition, there must be no execute wrapper and
 no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
 
 # Note [Prepared statements]
@@ -35,10 +35,11 @@ busy database would have to freeze its tables twice as often.
 PostgreSQL plans a prepared statement anew for each of its first five calls, and keeps the plan of the sixth. If the key
 table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after it
 has grown. Therefore, `enable_seqscan` is off during planning, and has its previous value again when the view runs.
-PostgreSQL evaluates the arguments of EXECUTE one after the other before it plans: the last two read `enable_seqscan`
-and switch it off, and the statement restores the value that was read. After `PLANNED` calls these two arguments are
-NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE and VACUUM of the table cause
-a new plan. They see the table's real size, and the next ANALYZE follows once the table has grown.
+PostgreSQL evaluates the arguments of EXECUTE in order, and before it plans the statement: the last but one reads
+`enable_seqscan`, the last one switches it off, and the statement restores the value that was read. After `PLANNED`
+calls these two arguments are NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE
+and VACUUM of the table cause a new plan. They see the table's real size, and the next ANALYZE follows once the table
+has grown.
 """
 
 from __future__ import annotations

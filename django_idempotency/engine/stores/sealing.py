@@ -15,7 +15,7 @@ therefore carries no mark of its own. Headers and body are always written by the
 sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM. Its associated data describes the place of a text, so the text can be decrypted only there.
+The cipher is AES-256-GCM. Its associated data identifies where the text is stored, so it can be decrypted only there.
 Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and receive
 it with their next retry.
 
@@ -62,7 +62,7 @@ value in a backend. Empty facts are left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
-    """Encrypt a text for its row and column. Without encryption keys, return it unchanged."""
+    """Encrypt text for its row and column. Without encryption keys, return it unchanged."""
     if text is None or not (ciphers := _ciphers()):
         return text
     return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
@@ -111,7 +111,7 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
 
 
 def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
-    """Decrypt a text. This fails if the text was copied from another row or column."""
+    """Decrypt text. This fails if the text was copied from another row or column."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
     if not (ciphers := _ciphers()):
         raise NotDecryptable(

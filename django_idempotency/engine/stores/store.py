@@ -42,7 +42,7 @@ SAME = "{table}.{id} = gone.i AND {table}.{key_hash} = gone.k AND {table}.{scope
 DELETE = {
     "postgresql": "DELETE FROM {table} USING json_to_recordset(%(gone)s::json) AS gone(i bigint, k bigint, s bigint) "
     f"WHERE {SAME}",
-    # A join, because for an IN list MySQL may read the whole table, and wait for every locked row in it.
+    # A join: given an IN list, MySQL may read the whole table and wait for every locked row in it.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(gone)s, '$[*]' COLUMNS (i BIGINT PATH '$.i', k BIGINT PATH '$.k', "
     f"s BIGINT PATH '$.s')) AS gone STRAIGHT_JOIN {{table}} ON {SAME}",
     "sqlite": "DELETE FROM {table} WHERE ({id}, {key_hash}, {scope_hash}) IN "
