@@ -1,6 +1,6 @@
-"""Where does the key come from if clients cannot set the header `Idempotency-Key`?
+"""Where does the key come from if clients cannot set the `Idempotency-Key` header?
 
-The option `key` is a function that returns the client's key, or None if the client sent none. `from_form_field` and
+The `key` option is a function that returns the client's key, or None if the client sent none. `from_form_field` and
 `from_header` make such functions. A request without a key is answered with 400, or runs unprotected if `required` is
 False. A key consists of 1 to 255 visible ASCII characters; any other key is answered with 400.
 """
@@ -28,7 +28,7 @@ FORM_FIELD = "idempotency_key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyReader:
-    """A value for the option `key`, with a description for error responses.
+    """A value for the `key` option, with a description for error responses.
 
     Attributes:
         read: `callable(request) -> str | None`, which can raise `InvalidKey`.
@@ -78,9 +78,9 @@ def from_header(name: str) -> KeyReader:
 
 
 def caller_scope(request: Any) -> str:
-    """Return the scope that a request has if the option `scope` is not set.
+    """Return the scope that a request has if the `scope` option is not set.
 
-    Start your own `scope` function from it, so that callers whom the package tells apart stay apart: `request.user`
+    Base your own `scope` function on it, so that callers whom the package distinguishes remain distinct: `request.user`
     alone says nothing about tokens, about clients that act for a user, or about anonymous callers. Inside a `scope`
     function, the endpoint's `anonymous` applies; elsewhere, the project's.
 

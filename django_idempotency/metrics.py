@@ -57,7 +57,7 @@ GAUGED = {
 GAUGES = {
     **{name: text for name, (_, text) in GAUGED.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
-    "atomic_in_flight": "Open transactions that hold keys of atomic mode. PostgreSQL only.",
+    "atomic_in_flight": "The open transactions that hold atomic-mode keys. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
     "the scrape uses a different database role from the application, and that role is not in pg_read_all_stats.",
     "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has the most of them.",

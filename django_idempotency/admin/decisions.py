@@ -72,7 +72,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
     """Return the keys that the person has ticked, up to `list_per_page` of them.
 
-    The admin's link "Select all" is ignored, because it could select the whole table.
+    The admin's "Select all" link is ignored, because it could select the whole table.
     """
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)[: model_admin.list_per_page]
     return queryset.filter(pk__in=ticked).order_by("pk")

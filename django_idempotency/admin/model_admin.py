@@ -78,7 +78,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
-    # For the numbers beside the choices of a filter, Django would count all keys in the table.
+    # To show the counts beside a filter's choices (facets), Django would count every key in the table.
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
     show_full_result_count = False

@@ -23,7 +23,7 @@ LIMITS = Config(connect_timeout=1, read_timeout=1, retries={"mode": "standard", 
 class DynamoDBBackend(KeyValueBackend):
     """Keeps keys in a DynamoDB table. Each change is one conditional write.
 
-    The table needs a string `name` as its partition key, no sort key, and Time to Live on the attribute `expires`.
+    The table needs a string `name` as its partition key, no sort key, and Time to Live on the `expires` attribute.
     DynamoDB's conditions have no clock, and expired items may be deleted days later, so each condition compares
     `expires` with this machine's clock. With global tables, duplicates in different regions are not recognized.
 

@@ -109,7 +109,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
-    # Django uses the first of several equal routes. Django Ninja repeats a route for each of its operations.
+    # If several routes match, Django uses the first. Django Ninja repeats a route for each of its operations.
     first: dict[tuple[str, str], Endpoint] = {}
     for endpoint in endpoints:
         first.setdefault((endpoint.route, endpoint.method), endpoint)
@@ -170,7 +170,7 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """Return what answers one HTTP method of a view class.
+    """Return the handler of one HTTP method of a view class.
 
     Args:
         attributes: those of the view, or those that `as_view()` will set on it.

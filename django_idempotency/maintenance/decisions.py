@@ -86,7 +86,7 @@ def correctable(key: IdempotencyKey) -> set[str]:
 
 
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
-    """Return the new text for the column `decisions`, with this decision added.
+    """Return the new text for the `decisions` column, with this decision added.
 
     A trail whose encryption key is lost becomes the first entry of the new trail, unchanged.
     """

@@ -1,4 +1,4 @@
-"""The decorator `idempotent_operation`, and the adapter for Django Ninja.
+"""The `idempotent_operation` decorator, and the adapter for Django Ninja.
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the

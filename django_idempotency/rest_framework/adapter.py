@@ -1,4 +1,4 @@
-"""What does the REST framework do in a request to a protected handler?"""
+"""What does the REST framework do during a request to a protected handler?"""
 
 from __future__ import annotations
 

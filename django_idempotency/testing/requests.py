@@ -111,7 +111,7 @@ def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """The arguments of `client.post` that put the key into a header, in quotes, which are always accepted."""
+    """The arguments to `client.post` that send the key in a header, quoted, because that form is always accepted."""
     return {"headers": {get_settings().header: f'"{key}"'}}
 
 

@@ -18,7 +18,7 @@ NOT_FINAL = frozenset({401, 403, 408, 412, 423, 425, 429})
 
 
 def is_final(response: Any) -> bool:
-    """Return whether the status is below 500 and not in `NOT_FINAL`. This is the default of the option `record`."""
+    """Return whether the status is below 500 and not in `NOT_FINAL`. This is the default of the `record` option."""
     return response.status_code < 500 and response.status_code not in NOT_FINAL
 
 
@@ -257,7 +257,7 @@ def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def merged(*layers: Idempotency) -> Idempotency:
-    """Return one layer with the options of all. It is the same object each time, since `resolve` caches by object."""
+    """Merge the layers into one. The same layers always return the same object, because `resolve` caches by object."""
     return Idempotency(**given_by(layers))
 
 

@@ -43,7 +43,7 @@ class Settings:
             doubt that was first started longer ago is not repeated.
         namespace: is part of each derived key, so that deployments that share an account with a gateway derive
             different keys. If it changes, calls in doubt are made twice.
-        backends: stores for keys outside the database, each under a name for the option `backend`. Each is a dict with
+        backends: stores for keys outside the database, each under a name for the `backend` option. Each is a dict with
             BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
         enabled: False lets every request pass through. Use it in tests, never in production.
         paused: with True, or a callable() that returns True, every request to a protected endpoint gets 503.

@@ -28,7 +28,7 @@ INHERIT = Idempotency()
 class IdempotencyMixin:
     """Run the POST or PATCH handler of a class-based view, such as a `FormView` or an `APIView`, once for each key.
 
-    The handler runs in a transaction that the mixin opens; with the option `lease`, it runs in leased mode, with no
+    The handler runs in a transaction that the mixin opens; with the `lease` option, it runs in leased mode, with no
     transaction open. It can be `def` or, in plain Django, `async def`.
 
     Write the mixin before the view class and after access mixins, as in

@@ -144,7 +144,7 @@ def once(
     the function runs.
 
     While another worker runs the same key, a call waits for its result: for 60 seconds, or for as long as the lease if
-    that is longer. After that, it raises `OperationInProgress`. `wait=` or the setting `WAIT` changes this time, and
+    that is longer. After that, it raises `OperationInProgress`. `wait=` or the `WAIT` setting changes this time, and
     `wait=0` raises at once. Inside your own transaction, no call waits.
 
     Args:

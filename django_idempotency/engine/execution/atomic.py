@@ -291,7 +291,7 @@ class _Attempt(NoBridgeAbove):
         """Return the outcome of the duplicate that caused this error, or None if none did.
 
         On a single server only the claim can lose to a duplicate. In a Galera cluster, both requests can claim the key,
-        on different nodes. The slower one then gets a database error from a statement of its work, or from COMMIT.
+        on different nodes. The slower one then gets a database error from one of its own statements, or from COMMIT.
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
             return None

@@ -59,7 +59,7 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         return awaiting(result_of)(result) if isawaitable(result) else result
 
-    # `inspect.signature` must see whether the function has the parameter `operation`.
+    # `inspect.signature` must see whether the function has the `operation` parameter.
     plain.__wrapped__ = function  # type: ignore[attr-defined]
     return plain
 

@@ -75,7 +75,8 @@ def has_controls(text: str) -> bool:
 
 
 def kept_scope(scope: str) -> str:
-    """Return the scope as the table stores it: short and printable ones unchanged, all others as "scope:" and a hash.
+    """Return the scope as the table stores it: unchanged if it is short and printable, otherwise as "scope:" and a
+    hash.
 
     Projects may take a scope from the client, and a client's string can be a megabyte long or contain line breaks;
     PostgreSQL refuses NUL altogether. A scope that begins with "scope:" is hashed, too, since anyone who can read the

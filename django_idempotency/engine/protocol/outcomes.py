@@ -55,7 +55,7 @@ class ClaimRequest:
         wait: seconds for which a duplicate of a running request waits for its result.
         lease: seconds after which a committed claim lapses unless it is renewed. With None, the claim is committed only
             together with its result.
-        policy: the option `on_abandoned`, or None without a lease. It decides about calls in doubt; the row stores it
+        policy: the `on_abandoned` option, or None without a lease. It decides about calls in doubt; the row stores it
             for people to see.
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
         keys_last: seconds for which other systems remember a derived key, for the policy "retry-keyed".

@@ -92,7 +92,7 @@ class Adapter:
     # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Any]] | None:
-        """Return method, name and declaration of each operation behind a URL's callback, or None for a plain view."""
+        """Return the method, name and declaration of each operation behind a callback, or None for a plain view."""
         return None
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:

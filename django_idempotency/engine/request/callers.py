@@ -247,7 +247,7 @@ def _is_access_token(auth: Any) -> bool:
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the scope that a user has if the option `scope` is not set. Pass it to `forget` or `forget_scope`.
+    """Return the scope that a user has if the `scope` option is not set. Pass it to `forget` or `forget_scope`.
 
     Runs no query.
 
@@ -271,7 +271,7 @@ def scope_of_user(user: Any) -> str:
 def acting_for(account: str) -> str:
     """Return the prefix that the scopes of all OAuth clients acting for this account have, and no other scopes.
 
-    The column `scope` has an index, which makes a query by prefix fast.
+    The `scope` column has an index, which makes a query by prefix fast.
     """
     return f"for:{quote(account, safe=':/.@')}+"
 

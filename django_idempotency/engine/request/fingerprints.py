@@ -5,7 +5,7 @@ The fingerprint of a multipart form is made from `request.POST` and `request.FIL
 for other methods, the package parses `request.body` in the same way. For all other requests, the fingerprint is made
 from `request.body`. Django keeps it, so a view or a parser can read it again. The stream of a multipart form, in
 contrast, can be read only once, and has already been read by the time the view runs. A view that reads it directly, or
-that sets upload handlers, therefore needs the option `fingerprint=`.
+that sets upload handlers, therefore needs the `fingerprint=` option.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint

@@ -67,7 +67,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run a function in a transaction, or in a savepoint if one is open, so that an exception cannot break it."""
+    """Run a function in a transaction, or in a savepoint of an open transaction, which an exception cannot break then."""
     return safely(transaction.atomic(using=store.alias)(work))
 
 

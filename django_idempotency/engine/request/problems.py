@@ -71,7 +71,7 @@ MEANINGS: Mapping[str, Meaning] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The content of an error response, and the second argument of the callable in the setting `ERROR_RESPONSE`."""
+    """The content of an error response, and the second argument of the callable in the `ERROR_RESPONSE` setting."""
 
     code: str
     """The error's name for client programs, which is never translated and never changes."""
@@ -236,7 +236,7 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
         error: the exception that `run_once` has raised.
 
     Returns:
-        The response, in the format of the setting `ERROR_RESPONSE` if the project has one.
+        The response, in the format of the `ERROR_RESPONSE` setting if the project has one.
     """
     # Never 202 for a request that is still running: a sender of webhooks would take that for success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))

@@ -21,7 +21,7 @@ from .responses import capture
 class ViewCall(Call):
     """A call that an engine can run as `Work`. Everything that depends on the framework is left to its adapter.
 
-    While the view runs, Django's request has the attribute `_idempotency_runs`.
+    While the view runs, Django's request has the `_idempotency_runs` attribute.
     """
 
     adapter: Adapter = DJANGO

@@ -29,7 +29,7 @@ UNTESTED = ("TiDB", "Vitess")
 
 
 def alias_of(options: Options) -> str:
-    """Return the alias that stores the keys: the option `using`, or the choice of the database routers."""
+    """Return the alias that stores the keys: the `using` option, or the choice of the database routers."""
     return options.using or router.db_for_write(IdempotencyKey)
 
 

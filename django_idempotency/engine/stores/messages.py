@@ -34,8 +34,8 @@ busy database would have to freeze its tables twice as often.
 
 PostgreSQL plans a prepared statement anew for each of its first five calls, and keeps the plan of the sixth. If the key
 table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after it
-has grown. Therefore, `enable_seqscan` is off during planning, and has its previous value again when the view runs.
-PostgreSQL evaluates the arguments of EXECUTE in order, and before it plans the statement: the last but one reads
+has grown. `enable_seqscan` is therefore off during planning, and is restored to its previous value before the view
+runs. PostgreSQL evaluates the arguments of EXECUTE in order, and before it plans the statement: the last but one reads
 `enable_seqscan`, the last one switches it off, and the statement restores the value that was read. After `PLANNED`
 calls these two arguments are NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE
 and VACUUM of the table cause a new plan. They see the table's real size, and the next ANALYZE follows once the table

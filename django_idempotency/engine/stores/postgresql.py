@@ -213,7 +213,7 @@ class PostgreSQLStore(Store):
         """Read the row of a key, or, if there is none, take the advisory lock without waiting and INSERT one.
 
         For a new row, the statement returns its id and the current time. For a stored one, it returns NULL, a JSON list
-        of the columns except the body, and the body. If it could neither read nor insert a row, it returns none.
+        of the columns except the body, and the body. If it could neither read nor insert a row, it returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}
