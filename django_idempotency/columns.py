@@ -15,7 +15,7 @@ class _Exact:
     """A text field that every database compares byte by byte.
 
     MySQL and MariaDB ignore accents and case by default, so that "Á" equals "a"; MariaDB also ignores trailing spaces.
-    PostgreSQL gets the collation "C", under which a plain index also finds texts by their beginning. The collation
+    PostgreSQL gets the "C" collation, under which a plain index also serves prefix searches. The collation
     survives an `AlterField`.
     """
 
@@ -29,7 +29,7 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """Return the collation that compares bytes, trailing spaces included. None on SQLite, where it is the default."""
+    """Return the collation that compares bytes, trailing spaces included. None on SQLite, which does so by default."""
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
@@ -44,10 +44,10 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """An index on the rows in which `set_column` is set. They are few: for example, most keys have no error text.
+    """An index on the rows in which `set_column` is set. There are few such rows: most keys have no error text.
 
-    MySQL and MariaDB have no partial indexes, so there it is a plain index on all rows. `models.Index(condition=…)`
-    would print a warning there.
+    On MySQL and MariaDB, which have no partial indexes, this is a plain index on all rows. There,
+    `models.Index(condition=…)` would print a warning.
 
     Args:
         set_column: the index contains only the rows in which this column is not NULL.

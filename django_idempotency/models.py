@@ -23,14 +23,14 @@ ATTENTION_FITS = Exact(
     IsNull(models.F("attention_at"), False),
     models.Q(GreaterThan(models.F("unknown") + models.F("effects"), 0), status="failed"),
 )
-"""A failed key needs attention if a call took effect or a step has no result, and only then. On other keys the column
-stays NULL. Keys with a lapsed lease, or claimed without a lease, are found by other columns."""
+"""A failed key needs attention if, and only if, a call took effect or a step has no result. On all other keys, the
+column is NULL. Keys whose lease has lapsed, or that were claimed without one, are found through other columns."""
 
 
 class IdempotencyKey(models.Model):
     """A key with its caller, its operation, and the response to replay.
 
-    Rows are written by this package only. Your code may read them, but must not change them.
+    Only this package writes these rows. Your code may read them, but must not change them.
     """
 
     class Status(models.TextChoices):
@@ -46,8 +46,8 @@ class IdempotencyKey(models.Model):
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # Keys are unique by two hashes rather than by `scope`, `operation` and `key`: the index is half the size of one on
-    # texts, and every database compares numbers in the same way.
+    # Two hashes identify a key, rather than `scope`, `operation` and `key`: their index is half the size of one on text
+    # columns, and every database compares numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -63,7 +63,7 @@ class IdempotencyKey(models.Model):
     effects = models.PositiveIntegerField(_("finished calls"), default=0, db_default=0, editable=False)
     attention_at = models.DateTimeField(_("needs attention since"), null=True, blank=True, editable=False)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
-    # Host and process id of the last worker that claimed the key, such as "web-3:4711".
+    # The host and process id of the last worker that claimed the key, such as "web-3:4711".
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
@@ -97,8 +97,8 @@ class IdempotencyKey(models.Model):
             # `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             # Finds the failed keys, each of which has a `last_error`: first those that need attention, and then the
-            # others by age. There is only one index for both, because PostgreSQL reads the condition of each partial
-            # index anew at every claim and completion.
+            # others by age. A single index serves both, because PostgreSQL reads each partial index's condition
+            # again at every claim and completion.
             IndexWhereSet(
                 fields=["attention_at", "created_at"],
                 name="idempotency_failed_idx",
@@ -115,7 +115,7 @@ class IdempotencyKey(models.Model):
         ]
 
     def __str__(self) -> str:
-        """Name the operation, and the reference rather than the key: the admin's log keeps this text for ever."""
+        """Return the operation and the reference, not the key, because the admin's log keeps this text forever."""
         return f"{self.operation} {self.reference}"
 
     def refresh_from_db(self, using: str | None = None, *args: Any, **kwargs: Any) -> None:
@@ -141,13 +141,13 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # There is no foreign key constraint, because it would search for steps at each DELETE of a key, even though keys in
-    # atomic mode have none. There is no separate index either, because the index of the unique constraint begins with
-    # this column.
+    # There is no foreign key constraint, because it would look for steps whenever a key is deleted, even though
+    # atomic-mode keys have none. There is no separate index either, because the index of the unique constraint begins
+    # with this column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
-    # Two keys can share an id, in two partitions or in the schemas of two tenants. The hashes tell them apart.
+    # Two keys can share an id, in two partitions or in two tenants' schemas. The hashes tell them apart.
     key_hash = models.BigIntegerField(editable=False)
     scope_hash = models.BigIntegerField(editable=False)
     name = ExactCharField(_("name"), max_length=100)
@@ -164,7 +164,7 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        # Steps are shown only on their key's page, and need no permissions of their own.
+        # Steps are shown only on their key's page, and need no separate permissions.
         default_permissions = ()
         constraints = [
             models.UniqueConstraint(fields=["key", "key_hash", "scope_hash", "name"], name="idempotency_step_uniq")

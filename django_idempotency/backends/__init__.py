@@ -1,4 +1,4 @@
-"""Stores for the keys of views that write nothing to the project's databases.
+"""Key stores for views that write nothing to the project's databases.
 
 A backend consists of one method: compare-and-swap with an expiry time. The engine above it decides what the keys mean,
 by the same rules as for keys in the database and with the same errors and events.
@@ -15,14 +15,14 @@ __all__ = ["KeyValueBackend"]
 
 
 class KeyValueBackend:
-    """The base class of all backends. The `OPTIONS` in `BACKENDS` become the arguments of its constructor.
+    """The base class of all backends. The `OPTIONS` in `BACKENDS` become its constructor's arguments.
 
     One instance serves all threads of a process.
     """
 
     max_bytes: ClassVar[int | None] = None
-    """The size in bytes of the longest value that the store accepts, or None if there is no limit. A longer
-    response leaves a tombstone."""
+    """The size in bytes of the longest value that the store accepts, or None if there is no limit. For a longer
+    response, a tombstone is stored."""
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         """Return the value stored under `name`, and in the same atomic step replace it if it equals `old`.
@@ -30,10 +30,10 @@ class KeyValueBackend:
         Args:
             name: ASCII characters without spaces, about 40 of them.
             old: the value that must be stored for a change to happen. None means that there must be no value, or only
-                one that has expired.
+                an expired one.
             new: the value to store instead, which is never empty. None deletes the stored value. If `old` is None as
                 well, the call only reads.
-            seconds: how long it takes until the new value expires, by the store's own clock. From then on, it counts as
+            seconds: how long until the new value expires, by the store's own clock. From then on, the value counts as
                 absent.
 
         Returns:
@@ -41,7 +41,7 @@ class KeyValueBackend:
 
         Raises:
             Exception: the store did not answer within a second or two, or cannot promise to keep the value. A claim
-                then becomes a 503 and nothing runs, whether or not the store has made the change.
+                is then answered with a 503 and nothing runs, whether or not the store has made the change.
         """
         raise NotImplementedError
 

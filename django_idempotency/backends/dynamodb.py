@@ -17,14 +17,14 @@ from . import KeyValueBackend
 __all__ = ["DynamoDBBackend"]
 
 LIMITS = Config(connect_timeout=1, read_timeout=1, retries={"mode": "standard", "total_max_attempts": 2})
-"""At most one second for an answer, and a second try. boto3's defaults are 60 seconds and more tries."""
+"""Wait at most one second for an answer, and try twice. boto3's defaults are 60 seconds and more tries."""
 
 
 class DynamoDBBackend(KeyValueBackend):
     """Keeps keys in a DynamoDB table. Each change is one conditional write.
 
     The table needs a string `name` as its partition key, no sort key, and Time to Live on the `expires` attribute.
-    DynamoDB's conditions have no clock, and expired items may be deleted days later, so each condition compares
+    DynamoDB's conditions have no clock, and expired items may linger for days, so each condition compares
     `expires` with this machine's clock. With global tables, duplicates in different regions are not recognized.
 
     Args:
@@ -32,7 +32,7 @@ class DynamoDBBackend(KeyValueBackend):
         client: arguments for `boto3.client("dynamodb", …)`, such as `region_name` or `endpoint_url`.
     """
 
-    max_bytes = 400 * 1024 - 512  # an item's limit, minus its name, its time and the names of its attributes
+    max_bytes = 400 * 1024 - 512  # an item's size limit, minus its name, its time and its attribute names
 
     def __init__(self, table: str, **client: Any) -> None:
         self.table = table

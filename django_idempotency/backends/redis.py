@@ -30,7 +30,7 @@ TIMEOUT = 1.0
 """How many seconds to wait for an answer, and again for the answer to a second try. redis-py's defaults are
 five seconds and more tries."""
 REPLICAS_TIMEOUT = 900
-"""How many milliseconds the replicas have to confirm a change. This must be less than `TIMEOUT`."""
+"""How many milliseconds the replicas are given to confirm a change. This must be less than `TIMEOUT`."""
 
 
 class RedisBackend(KeyValueBackend):
@@ -38,7 +38,7 @@ class RedisBackend(KeyValueBackend):
 
     Args:
         url: the address in the form that redis-py's `from_url` accepts, such as "rediss://user:password@host:6379/0".
-        prefix: the beginning of each name. Projects that share a server need different prefixes.
+        prefix: what each name begins with. Projects that share a server need different prefixes.
         replicas: how many replicas must have received a claim or a result before it counts. With 0, a failover can lose
             the latest keys, and their retries run again.
     """
@@ -48,7 +48,7 @@ class RedisBackend(KeyValueBackend):
         self.client = self.connect()
 
     def connect(self) -> Any:
-        """Return redis-py's client. Override it for a cluster or for Sentinel, with the same time limits."""
+        """Return the redis-py client. Override this for a cluster or for Sentinel, with the same time limits."""
         limits = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "retry": Retry(NoBackoff(), 0)}
         return redis.Redis.from_url(self.url, **limits)
 

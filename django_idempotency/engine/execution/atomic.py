@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger("django_idempotency")
 IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
-"""Attributes of an `atomic()` block: the identity whose key it claimed, and a mark that `set_rollback(True)`
-has asked to roll the block back."""
+"""Attributes of an `atomic()` block: the identity whose key it claimed, and a mark showing that
+`set_rollback(True)` was called to roll the block back."""
 
 
 def run_atomically(
@@ -93,8 +93,8 @@ def run_atomically(
 class _Attempt(NoBridgeAbove):
     """One attempt's transaction, from `claim` to `end`.
 
-    Inside `atomic()` or with autocommit off, it is part of the caller's transaction. Otherwise, it is a transaction of
-    its own.
+    Inside `atomic()` or with autocommit off, it is part of the caller's transaction. Otherwise, it is a separate
+    transaction.
 
     # Note [An exception at any moment]
     A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and
@@ -102,17 +102,17 @@ class _Attempt(NoBridgeAbove):
     connection stayed in its transaction, every later operation in this process would become part of that transaction,
     and would report success although nothing was committed. Therefore, one guard in `run_atomically` surrounds
     everything from the claim to the COMMIT. It does not trust any flag that might have been set too late: `roll_back`
-    checks whether the block is on Django's stack, and `mend` examines the connection itself. If an exception strikes in
-    `roll_back`, `mend` still runs.
+    checks whether the block is on Django's stack, and `mend` examines the connection itself. If an exception strikes
+    during `roll_back`, `mend` still runs.
 
     Attributes:
         connection: this thread's database connection.
         outermost: whether the attempt opens a transaction of its own.
         block: its `atomic()` block, from just before it begins until after it has ended.
-        opening: True while the attempt opens the connection. If that is interrupted, the connection isn't configured
-            yet.
+        opening: True while the attempt opens the connection. If that is interrupted, the connection isn't fully
+            configured.
         began: whether the block has begun.
-        stacks: the lengths of Django's stacks of blocks and savepoints before the block began.
+        stacks: the lengths of Django's block and savepoint stacks before the block began.
     """
 
     store: Store
@@ -145,8 +145,8 @@ class _Attempt(NoBridgeAbove):
                 return claim
             if not self.outermost:
                 self._refuse_own_key()
-                # Rolling back to the savepoint releases the key's lock, which would otherwise be held for as long as
-                # the caller's transaction.
+                # Rolling back to the savepoint releases the key's lock, which would otherwise be held until the
+                # caller's transaction ends.
                 transaction.set_rollback(True, using=store.alias)
         except BaseException:
             self.roll_back()
@@ -221,7 +221,7 @@ class _Attempt(NoBridgeAbove):
                 self._hold()
 
     def _hold(self) -> None:
-        """Commit a claim that stops every retry until a person decides.
+        """Commit a claim that blocks every retry until a person decides.
 
         See Note [A committed claim without a lease].
         """
@@ -232,10 +232,10 @@ class _Attempt(NoBridgeAbove):
         """Return whether to commit what the work wrote.
 
         As in Django, a normal return commits, except with a 5xx response or after `set_rollback(True)`. A view that
-        answers with 4xx after a database error may already have lost its writes, so only its response is stored.
+        returns a 4xx response after a database error may already have lost its writes, so only the response is stored.
 
         Raises:
-            TransactionBroken: the answer claims writes that the database has discarded; or the work ended its
+            TransactionBroken: the answer reports writes that the database has discarded; or the work ended its
                 transaction, so that its later statements were committed one by one.
         """
         if self.store.has_ended(self.connection, claim):
@@ -290,8 +290,9 @@ class _Attempt(NoBridgeAbove):
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
         """Return the outcome of the duplicate that caused this error, or None if none did.
 
-        On a single server only the claim can lose to a duplicate. In a Galera cluster, both requests can claim the key,
-        on different nodes. The slower one then gets a database error from one of its own statements, or from COMMIT.
+        On a single server, only the claim can lose to a duplicate. In a Galera cluster, both requests can claim the
+        key, on different nodes. The slower one then gets a database error from one of its own statements, or from
+        COMMIT.
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
             return None
@@ -301,12 +302,12 @@ class _Attempt(NoBridgeAbove):
         if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work is running, a deadlock may be about other rows. Unless a duplicate has stored a result, none
+        # While the work is running, a deadlock may concern other rows. Unless a duplicate has stored a result, none
         # has won.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response to what the work raised. Its writes and the claim are rolled back by now."""
+        """Return the framework's response to what the work raised. Its writes and the claim are undone by now."""
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -329,7 +330,7 @@ class _Attempt(NoBridgeAbove):
 
 
 def _note_rollbacks(connection: Any) -> None:
-    """From now on, let `set_rollback` mark the block that it will roll back.
+    """From now on, have `set_rollback` mark the block that it will roll back.
 
     Django itself only sets `needs_rollback`, as it does after a database error, so a dry run would look like a view
     that hides an error.

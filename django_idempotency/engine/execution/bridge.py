@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class NoBridgeAbove:
-    """Hide an outer `async_to_sync` from asgiref while work runs in a transaction.
+    """Hide an outer `async_to_sync` call from asgiref while work runs in a transaction.
 
     Django wraps such a call around every async view under WSGI and, under ASGI, around every async view below a sync
     middleware. A task that the work starts can outlive the work, as the other tasks in an `asyncio.gather` do when one
-    of them fails. The next query of such a task would run in the thread of the outer call, on the work's connection,
+    of them fails. The next query of such a task would run in the outer call's thread, on the work's connection,
     whose transaction has ended by then. The query would be committed by itself, and if the work was rolled back, its
     retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError` instead.
     """
@@ -73,7 +73,7 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Call `run` in the thread of the database connection, with a plain function that runs `work`.
+    """Call `run` in the database connection's thread, with a plain function that runs `work`.
 
     A coroutine function runs on the event loop, but what it calls through `sync_to_async` runs in that same thread,
     which makes its queries part of the transaction. Cancelling the caller cancels `work`, and `CancelledError` rolls
@@ -82,7 +82,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # The thread goes on after a cancellation, and still claims the key. The work must not start then.
+        # After a cancellation, the thread goes on and still claims the key. The work must not start then.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -102,10 +102,10 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 
 
 async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
-    """Await `work` until it ends, even if the current task is cancelled. Only then raise `CancelledError`.
+    """Await `work` until it ends, even if the current task is cancelled, and only then raise `CancelledError`.
 
-    The server cancels a request whose client hangs up. In the middle of an external call, that would leave the outcome
-    of the call unknown. A second cancellation stops the work.
+    The server cancels a request whose client hangs up. During an external call, that would leave the call's
+    outcome unknown. A second cancellation stops the work.
 
     Args:
         work: the coroutine, which runs in a task of its own.

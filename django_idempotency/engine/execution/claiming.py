@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """The shortest and the longest pause between two claims by a waiting duplicate, in seconds. Pauses are short at first,
-for the sake of fast views, and longer later, to save queries."""
+for the sake of fast views, and then grow longer, to save queries."""
 logger = logging.getLogger("django_idempotency")
 
 
@@ -43,7 +43,7 @@ def claim_request(options: Options, identity: Identity, fingerprint: bytes | Non
 
 
 def reached(alias: str) -> Store | Unavailable:
-    """Return the alias's store, or `Unavailable` if a new process can't find out what kind of database it is."""
+    """Return the alias's store, or `Unavailable` if a new process can't find out the alias's kind of database."""
     try:
         return store_for(alias)
     except (OperationalError, InterfaceError) as error:
@@ -76,7 +76,7 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
     the caller can repeat.
     """
     outcome: ClaimOutcome = Conflicted()
-    # Counted from before the first claim, which MySQL may delay under some isolation levels.
+    # The wait includes the first claim, which MySQL may delay under some isolation levels.
     end = time.monotonic() + wait
     for _ in range(2):
         try:
@@ -103,7 +103,7 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
 
 
 def unavailable(alias: str, error: Error) -> Unavailable:
-    """Log the error. Nothing is committed, so the client may try again."""
+    """Log the error, and return `Unavailable`. Nothing is committed, so the client may try again."""
     with harmless():
         logger.error("Database %r cannot take an idempotency key. Nothing was done.", alias, exc_info=error)
         connections[alias].close_if_unusable_or_obsolete()  # outside a request, nothing else does this
@@ -113,7 +113,7 @@ def unavailable(alias: str, error: Error) -> Unavailable:
 def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
     """Repeat the claim until the other request ends, or until `time.monotonic()` reaches `end`.
 
-    A claim that fails ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
+    A failed claim ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
     """
     pause = FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:

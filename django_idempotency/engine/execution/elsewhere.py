@@ -1,11 +1,11 @@
 """Running work whose key lives in a backend, outside the database.
 
-The claim expires with the lease, by the backend's clock, unless the result replaces it. Nothing ties the effects of the
-work to the claim or to the result, so the work runs at least once. For `ttl` seconds, a retry finds the result.
+The claim expires with the lease, by the backend's clock, unless the result replaces it. Nothing ties the work's effects
+to the claim or to the result, so the work runs at least once. For `ttl` seconds, a retry finds the result.
 
 # Note [Who holds the key]
 A swap has taken effect if it found the value that it expected, or the value that it was meant to store. Each value
-carries the random token of its attempt, so a second try after a lost answer is harmless. If a worker's claim is gone
+carries its attempt's random token, so a second try after a lost answer is harmless. If a worker's claim is gone
 and nobody has taken its place, nothing is lost, and the worker tries once more, this time expecting no value. A worker
 that finds another token has been overtaken, and its client gets what a duplicate would get.
 """
@@ -119,7 +119,7 @@ class _Key:
         try:
             found = self.backend.swap(self.name, None, None if too_old else self.value, wanted.lease or 0)
             stored = None if found is None or found == self.value else read_value(found)
-        except Exception:  # noqa: BLE001 (a backend that raises anything hasn't answered)
+        except Exception:  # noqa: BLE001 (whatever it raises, the backend hasn't answered)
             self._log("does not answer. Nothing has run")
             return Unavailable()
         if stored is not None:
@@ -150,7 +150,7 @@ class _Key:
         except _Overtaken:
             raise
         except Exception:  # noqa: BLE001
-            # If this were an error, the client would send the request again, and the work would run again.
+            # If this raised an error, the client would send the request again, and the work would run again.
             self._log("did not store a result. A retry may run the work again")
             return replace(finished, unstored=True)
         return finished

@@ -48,7 +48,7 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
 
     The claim is committed, and the work runs with no transaction open. A final result completes the key. After any
     other result, or an exception, the key is marked as failed: its steps are kept, and the next retry may run at once.
-    If the worker dies, that retry has to wait for the lease to expire.
+    If the worker dies, the next retry has to wait for the lease to expire.
 
     Raises:
         IdempotencyConfigurationError: a transaction is already open.
@@ -100,8 +100,7 @@ def run_claimed(
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
         # This includes cancellations and a failure to store the response: the retry completes the key without repeating
-        # any finished step. With a backend, a retry would repeat the effect, so there the response is sent all the
-        # same.
+        # finished steps. With a backend, a retry would repeat the effect, so in that case the response is sent anyway.
         raise
     return finished
 
@@ -132,7 +131,7 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
     Args:
         what: the subject of the error message, such as "operation.call('charge')".
         twice: repeat the write on a new connection after a database error, because some servers close a connection that
-            is idle during a long call. This is for writes that must not be lost and that are safe to repeat.
+            is idle during a long call. Use it for writes that must not be lost and that are safe to repeat.
 
     Raises:
         IdempotencyConfigurationError: another transaction is open on the store's alias.
@@ -192,7 +191,7 @@ def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> Abst
 def warned_about_changes(
     aliases: Iterable[str], text: str, *, excused: Callable[[str], bool] = lambda sql: False
 ) -> AbstractContextManager[Any]:
-    """With DEBUG on, warn about statements on these databases that change data, because a retry would repeat them.
+    """With DEBUG on, warn about statements that change data in these databases, because a retry would repeat them.
 
     `text` is formatted with the beginning of the statement.
     """
@@ -209,7 +208,7 @@ def warned_about_changes(
 
 
 class _Refused(OutcomeUnknown):
-    """A call of this attempt must not be repeated; the client gets what a duplicate of a held key would get."""
+    """A call in this attempt must not be repeated; the client gets what a duplicate for a held key would get."""
 
     def __init__(self, step: str) -> None:
         super().__init__(InDoubt(unkeyed=(step,)).choice)
@@ -240,7 +239,7 @@ class LeasedOperation(Operation):
         self._reconciling = True
 
     def _begin_work(self) -> None:
-        """Note that from here on, the work is running, and no longer `reconcile`."""
+        """Record that the work is now running, and no longer `reconcile`."""
         self._reconciling = False
         self._begin()
 
@@ -280,7 +279,7 @@ class LeasedOperation(Operation):
         if name not in self._kept:
             with suppress(AlreadyFinished):  # the first try was committed, but its confirmation was lost
                 committed(self._store, what, partial(self._journal.finish_call, self._claim, name, kept), twice=True)
-        elif kept is not None:  # `reconcile` enters a value that was lost
+        elif kept is not None:  # `reconcile` enters a lost value
             committed(self._store, what, partial(self._journal.enter_lost, self._claim, name, kept))
         self._doubts.discard(name)
         self._kept[name] = kept
@@ -289,8 +288,8 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the error of a call in doubt for the key's timeline, if the database allows it."""
-        with suppress(Exception):  # the work must see the error of the call, not ours
+        """Store the error that left a call in doubt, for the key's timeline, if the database allows it."""
+        with suppress(Exception):  # the work must see the call's error, not ours
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
 
@@ -337,7 +336,7 @@ class LeasedOperation(Operation):
                 if ended:
                     self._repair(name, what, done)
         except BaseException as error:
-            # The error comes from the step's function or from COMMIT, when databases check some constraints.
+            # The error came from the step's function, or from COMMIT, at which databases check some constraints.
             self._broke, self.resource = error, about
             # If the step has a row by now, its function ended the transaction and may have committed changes, so the
             # step is in doubt.
@@ -349,7 +348,7 @@ class LeasedOperation(Operation):
         return as_kept(value, done[0])
 
     def _repair(self, name: str, what: str, done: list[str]) -> None:
-        """Store the result, or leave the step in doubt, after its function ended the transaction.
+        """Store the result, or leave the step in doubt, after its function has ended the transaction.
 
         Whatever the function did from then on was committed statement by statement.
         """
@@ -371,19 +370,19 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the framework's response to this exception may be final.
 
-        It may not be final while a value is lost or a step is in doubt, because this may be the exception of that step.
-        The same holds if a `write` raised it after other steps had finished, because a completed key would hide their
-        effects.
+        It may not be final while a value is lost or a step is in doubt, because that step may have raised the
+        exception. The same holds if a `write` raised it after other steps had finished, because a completed key would
+        hide their effects.
         """
         return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
         """Return why the work's answer may not complete the key, or an empty string if it may.
 
-        Otherwise an order could be missing although its customer has paid. The key stays open and visible as long as it
-        is unknown whether a step took effect, or the value of a call is lost. Once a call has been made, the same holds
-        if a `write` failed and the work caught its error, or if this attempt never asked for a step that an earlier one
-        finished. A stored `fetch` may be skipped, because it only reads.
+        A key completed too early could leave a customer who has paid without an order. It therefore stays open and
+        visible as long as it is unknown whether a step took effect, or a call's value is lost. Once a call has been
+        made, the same holds if a `write` failed and the work caught its error, or if this attempt never asked for a
+        step that an earlier attempt finished. A stored `fetch` may be skipped, because it only reads.
         """
         if self._doubts:
             return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."

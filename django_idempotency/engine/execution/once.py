@@ -1,4 +1,4 @@
-"""`run_once`: protection for work that comes without an `Idempotency-Key` header.
+"""`run_once`: protection for work that arrives without an `Idempotency-Key` header.
 
 Examples are webhooks, queue consumers, management commands and tasks.
 """
@@ -48,11 +48,11 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
 }
 PATIENCE = 60
 """How many seconds a duplicate waits inside `@once`. The caller is a task queue, and many queues treat an exception as
-the end of the task and never deliver it again. A minute outlasts most work in one transaction, and stays below the
+the end of the task and never deliver it again. A minute outlasts most single-transaction work, and stays below the
 queues' own limits: 5 minutes between two polls (Kafka), 10 minutes per task (dramatiq), an hour until redelivery
 (Celery on Redis)."""
 DONE = 200
-"""The status code stored with a result, so that its row looks like the row of a response."""
+"""The status code stored with a result, so that its row looks like a response's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def run_once(
         InvalidKey: the key is not valid. This is a ValueError.
         ResultNotStorable: the result is neither JSON nor a saved model instance.
         ResultLost: the work ran earlier, and its result was too long for the `backend`.
-        IdempotencyConfigurationError: an argument is invalid, or the call is made in a place where it cannot work.
+        IdempotencyConfigurationError: an argument is invalid, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
     backend, alias = resolved.backend, None if resolved.backend else alias_of(resolved)
@@ -151,7 +151,7 @@ async def arun_once(
     """`run_once` for asynchronous callers.
 
     Args:
-        work: a `def` or `async def` function. Without a `lease`, either runs inside the transaction.
+        work: a `def` or `async def` function. Without a `lease`, either kind runs inside the transaction.
     """
     options.setdefault("operation", operation_name(work, options.get("operation")))
 
@@ -162,7 +162,7 @@ async def arun_once(
 
 
 def warn_of_gateways(operation: str, options: Idempotency) -> None:
-    """Log that gateways may remember the operation's derived keys for longer than its own keys are kept."""
+    """Log that gateways may remember the operation's derived keys longer than its own keys are kept."""
     if options.outlived_by_gateways:
         _warn_once(operation, repr(options.ttl))
 
@@ -178,7 +178,7 @@ def _warn_once(operation: str, ttl: str) -> None:
 
 
 def once_options(options: Mapping[str, Any]) -> Idempotency:
-    """Check the keyword options of `run_once`, and refuse those that need an HTTP request.
+    """Check the keyword options for `run_once`, and reject those that need an HTTP request.
 
     Raises:
         IdempotencyConfigurationError: an option is unknown, or makes no sense without a request.
@@ -191,8 +191,8 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 def patience(options: Idempotency) -> timedelta | float:
     """Return how long a duplicate waits inside `@once`.
 
-    If the lease is longer than `PATIENCE`, the duplicate waits for as long as the lease, because a killed worker leaves
-    its key leased until the lease expires.
+    If the lease is longer than `PATIENCE`, the duplicate waits as long as the lease lasts, because a killed worker
+    leaves its key leased until the lease expires.
     """
     for layer in (options, get_settings().options):
         if "wait" in layer.given():
@@ -203,8 +203,8 @@ def patience(options: Idempotency) -> timedelta | float:
 def operation_name(work: Any, given: str | None) -> str:
     """Return the operation's name: the option, or else the dotted name of the function.
 
-    Functions without a name of their own are refused. Two lambdas in one module share a name, and one of them would be
-    handed the other's stored result.
+    Functions without a unique name are rejected. Two lambdas in one module share a name, so one of them would get
+    the other's stored result.
     """
     if given is not None:
         return given
@@ -249,7 +249,7 @@ class _Function:
 
 
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
-    """Return whether `operation` is a required parameter. One with a default may mean something else by that name."""
+    """Return whether `operation` is a required parameter. With a default, it may mean something else."""
     try:
         parameter = signature(function).parameters.get("operation")
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -259,7 +259,7 @@ def _asks_for_operation(function: Callable[..., Any]) -> bool:
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
-    """Return what `reconcile` answered, as the final result of the work.
+    """Return what `reconcile` answered, as the work's final result.
 
     Raises:
         IdempotencyConfigurationError: `reconcile` returned something other than a `Result`.
@@ -292,8 +292,8 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 def _exactly(value: Any) -> Any:
     """Encode what JSON cannot represent, such as a timestamp, without losing its microseconds."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder truncates the microseconds. Only times that have some are encoded differently, so that old
-    # fingerprints stay valid.
+    # Django's encoder truncates microseconds to milliseconds. Only times that this would change are encoded
+    # differently, so that old fingerprints stay valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

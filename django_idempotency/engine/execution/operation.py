@@ -27,8 +27,8 @@ from .bridge import awaited, synchronous, until_done
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
 """The widths of the database columns, in characters."""
 MAX_STEP_BYTES = 1024 * 1024
-"""The limit for the result of a step. A result is meant to be a short receipt, such as the id of a charge, because
-every later attempt reads all the results of its key."""
+"""The size limit for a step's result. A result is meant to be a short receipt, such as the id of a charge, because
+every later attempt reads all of its key's results."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Operation:
     _derives_from: Identity | None = None
     """The caller's key while protection is off, so that a gateway still recognizes a retry."""
     _keyed: frozenset[str] = frozenset()
-    """The steps for which the work has asked for a derived key."""
+    """The steps for which the work has requested a derived key."""
     _doubts: Set[str] = frozenset()
     """The steps that this attempt or an earlier one started and that have no result."""
     _kept: Mapping[str, str | None] = {}
@@ -75,7 +75,7 @@ class Operation:
     def _begin(self) -> None:
         """Prepare a run of the work or of `reconcile`.
 
-        Each run may read all stored results and use every step name once, and has to ask for derived keys anew.
+        Each run may read all stored results and use every step name once, and must request derived keys again.
         """
         self._used: set[str] = set()
         self._keyed = frozenset()
@@ -166,7 +166,7 @@ class Operation:
             function: called with the other arguments.
 
         Returns:
-            The result of `function`, as JSON gives it back.
+            The result of `function`, converted to JSON and back.
 
         Raises:
             LeaseLost: before or after the call, if another worker has taken the key over.
@@ -175,7 +175,7 @@ class Operation:
             ResultNotStorable: after the call, if the result cannot be stored as JSON, or takes more than 1 MiB as JSON.
                 The step is marked as done, but its value is lost.
             ResultLost: in a later attempt, if the value of this call was lost. The call is not repeated.
-            IdempotencyConfigurationError: a name is used twice, or a transaction is open.
+            IdempotencyConfigurationError: if a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "acall")
         known, value = self._start(name)
@@ -205,13 +205,13 @@ class Operation:
             function: called with the other arguments.
 
         Returns:
-            The result of `function`, as JSON gives it back.
+            The result of `function`, converted to JSON and back.
 
         Raises:
             LeaseLost: after the call, if another worker has taken the key over.
             ResultNotStorable: if the result cannot be stored as JSON, or takes more than 1 MiB as JSON. Nothing is
                 stored.
-            IdempotencyConfigurationError: a name is used twice.
+            IdempotencyConfigurationError: if a name is used twice.
         """
         _refuse_coroutine(name, function, "afetch")
         known, value = self._look_up(name)
@@ -237,7 +237,7 @@ class Operation:
                 JSON. Everything is rolled back.
             TransactionBroken: if `function` returned although the database had rolled back its first writes. The step
                 is then in doubt, unless `function` caught a deadlock: in that case, nothing was committed.
-            IdempotencyConfigurationError: a name is used twice, or a transaction is open.
+            IdempotencyConfigurationError: if a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "awrite")
         known, value = self._look_up(name)
@@ -263,7 +263,7 @@ class Operation:
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for `async def` views. A `def` function runs in a thread.
 
-        If the request is cancelled, this still waits for `function`, for the length of a lease at most, and stores its
+        If the request is cancelled, this still waits for `function`, for at most the length of a lease, and stores its
         result. Give the call itself a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
@@ -312,7 +312,7 @@ class Operation:
     # --- steps without storage
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Mark the step name as used. Return `(True, result)` if a result is stored, or else `(False, None)`."""
+        """Mark the step name as used. Return `(True, result)` if a result is stored, otherwise `(False, None)`."""
         _check(name)
         if name in self._used:
             raise IdempotencyConfigurationError(
@@ -342,7 +342,7 @@ class Operation:
     _keep_fetched = _finish
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Keep the error of a call as the reason why it is in doubt."""
+        """Keep a call's error as the reason why the call is in doubt."""
 
     def _write(self, name: str, function: Callable[[], Any]) -> Any:
         with transaction.atomic(using=self._steps_on):
@@ -388,7 +388,7 @@ class Work(Protocol[T]):
         """Do the work, which in atomic mode happens inside the claim's transaction. Only leased work can use steps.
 
         Raises:
-            Exception: whatever the work raises. Its writes are rolled back.
+            Exception: whatever the work raises. The work's writes are rolled back.
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:
@@ -398,11 +398,14 @@ class Work(Protocol[T]):
         """
 
     def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Ask the project's `reconcile` for the final result of an abandoned attempt. On None, the work runs again."""
+        """Ask the project's `reconcile` for the final result of an abandoned attempt.
+
+        If it returns None, the work runs again.
+        """
 
 
 def encode_step(value: Any) -> str:
-    """Encode the result of a step for storage.
+    """Encode a step's result for storage.
 
     Raises:
         ResultNotStorable: the value is neither JSON nor a saved model instance, or takes more than 1 MiB.
@@ -433,7 +436,7 @@ def encode(value: Any) -> str:
 
 
 def _encode_pk(instance: models.Model) -> Any:
-    """Encode each field as Django's serializers would. Plain JSON would truncate the microseconds of a time."""
+    """Encode each field as Django's serializers would. Plain JSON would truncate a time's microseconds."""
     field: Any
     parts: list[Any] = []
     for field in instance._meta.pk_fields:
@@ -469,7 +472,7 @@ def as_kept(value: Any, text: str) -> Any:
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:
     """Return a resource's type and id. Raises `IdempotencyConfigurationError` if either can't be kept."""
     if isinstance(what, models.Model):
-        # An instance has its own id. A second one passed along with it is refused below.
+        # An instance has its own id. A second id passed along with it is rejected below.
         id_ = None if id_ is not None or what.pk is None else str(what.pk)
         what = what._meta.label_lower
     text = str(id_) if isinstance(id_, str | int | UUID) and not isinstance(id_, bool) else ""

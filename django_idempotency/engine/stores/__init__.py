@@ -1,4 +1,4 @@
-"""Which store reads and writes the keys of a database alias."""
+"""Which store reads and writes a database alias's keys."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STORES = {
     "MySQL": "innodb.MySQLStore",
 }
 """The stores by Django's name for the database, or by the name of an extension. A store is imported only when it is
-needed, because a project installs only the drivers of its own databases."""
+needed, because a project installs only the drivers for its own databases."""
 UNTESTED = ("TiDB", "Vitess")
-"""Databases that speak MySQL's protocol without InnoDB's locks, and whose version string contains their name."""
+"""Databases that speak MySQL's protocol without InnoDB's locks, and give their name in the version string."""
 
 
 def alias_of(options: Options) -> str:
-    """Return the alias that stores the keys: the `using` option, or the choice of the database routers."""
+    """Return the alias that stores the keys: the `using` option, or the database routers' choice."""
     return options.using or router.db_for_write(IdempotencyKey)
 
 
@@ -38,9 +38,9 @@ def alias_for(using: str | None) -> str:
     return using or alias_of(resolve())
 
 
-@cache  # not lru_cache, which forgets the stores of a project with more than 128 aliases
+@cache  # not lru_cache, which would forget stores in a project with more than 128 aliases
 def store_for(alias: str) -> Store:
-    """Return the store of a database alias. The first call may query the database for the Citus extension.
+    """Return the store of a database alias. The first call may ask the database whether it has the Citus extension.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.

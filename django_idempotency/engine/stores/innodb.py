@@ -1,4 +1,4 @@
-"""The stores for MariaDB and MySQL, whose key table must be in InnoDB.
+"""The stores for MariaDB and MySQL, whose key table must use InnoDB.
 
 Most statements fail with an error code instead of waiting for a lock.
 """
@@ -26,10 +26,10 @@ LOCK_WAIT_TIMEOUT = 1205
 HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
 """The errors of a statement that could not get a lock. 3572 is MySQL's error for NOWAIT."""
 AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
-"""A prefix that only MariaDB understands. MySQL can't limit the lock wait of one statement."""
+"""A prefix that only MariaDB understands. MySQL can't limit the lock wait for a single statement."""
 SEEN = frozenset({1048, 1062})
-"""The errors if the key exists: the subselect found it, so key_hash is NULL (1048), or the INSERT ran into a duplicate
-(1062)."""
+"""The errors raised if the key exists: the subselect found it, so key_hash is NULL (1048), or the INSERT ran into a
+duplicate (1062)."""
 ROLLED_BACK = frozenset({1020, 1213})
 """The errors after which the whole transaction is rolled back.
 
@@ -45,19 +45,19 @@ left, isn't part of its Galera cluster, is shutting down, can't be reached, has 
 class InnoDBStore(Store):
     """What MariaDB and MySQL share. READ COMMITTED, Django's default, suits the claim best.
 
-    A SELECT without a lock then returns only committed rows. Claims are also correct under other isolation levels, but
-    conflict more often: see `docs/databases.md`.
+    Under it, a SELECT without a lock returns only committed rows. Claims are also correct under other isolation levels,
+    but conflict more often: see `docs/databases.md`.
     """
 
     repeatable = rolled_back = ROLLED_BACK
     down = DOWN
     unmigrated = frozenset({1054, 1146})  # an unknown column, a missing table
     at_once: ClassVar[str] = ""
-    """A prefix with which a statement fails instead of waiting for a lock."""
+    """A prefix that makes a statement fail instead of waiting for a lock."""
     guard: ClassVar[str]
-    """The query that looks for the key inside its INSERT."""
+    """The subquery with which an INSERT looks for its key."""
     share: ClassVar[str]
-    """The query that reads a key under every isolation level, only from committed rows and without waiting."""
+    """The query that reads a key, only from committed rows and without waiting, under every isolation level."""
 
     def code(self, error: Error) -> object:
         return error.args[0] if error.args else None
@@ -94,11 +94,11 @@ class InnoDBStore(Store):
             return self._stored(self.share.format(self._sql.look), wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # An INSERT that runs into a duplicate locks the index gap beside it until its transaction ends, even under READ
-        # COMMITTED. With an expired key, the view runs in that transaction, and other new keys would have to wait for
-        # it. The key is therefore looked up before the INSERT.
+        # An INSERT that runs into a duplicate locks the index gap beside the duplicate until the transaction ends, even
+        # under READ COMMITTED. If the key has expired, the view runs in that transaction, and other new keys would have
+        # to wait for it. The key is therefore looked up before the INSERT.
         #
-        # Under READ COMMITTED, a subquery of the INSERT does that. Under other levels, a subquery would lock the gap,
+        # Under READ COMMITTED, a subquery of the INSERT does this. Under other levels, a subquery would lock the gap,
         # so a separate SELECT does it. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
         # looked up at all. INSERT … SELECT is no alternative, because it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
@@ -126,7 +126,7 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """Raise `KeyLocked` if a statement can't get a lock that another transaction on the key holds."""
+        """Raise `KeyLocked` if a statement can't get a lock because another transaction on the key holds it."""
         try:
             yield
         except OperationalError as error:
@@ -137,7 +137,7 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Whether the server has rolled back what the caller wrote before the claim.
 
-        The caller must get the error then: `Conflicted` would hide that its writes are lost.
+        The caller must then get the error, because `Conflicted` would hide that the caller's writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -159,9 +159,9 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # If a transaction on another node commits first, a Galera node may roll back ours, and may do so before a
-        # SELECT on this node can find the rows of the other transaction. After `wsrep_sync_wait`, this node has
-        # received whatever the others have committed.
+        # If a transaction on another node commits first, a Galera node may roll ours back before a SELECT on this node
+        # can find the other transaction's rows. After `wsrep_sync_wait`, this node has received whatever the
+        # others have committed.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
@@ -179,8 +179,8 @@ class MySQLStore(InnoDBStore):
     * under isolation levels other than READ COMMITTED, where the subquery is left out because it would lock the gap
       around a new key.
 
-    InnoDB also keeps deleted rows in the index for a while. If such a key is sent again, its claim locks the gap beside
-    it, and the INSERT of another new key in that gap waits for the lock.
+    InnoDB also keeps deleted rows in the index for a while. If a deleted key is sent again, its claim locks the gap
+    beside it, and the INSERT of another new key in that gap waits for the lock.
     """
 
     # Reading the table that the INSERT writes to raises error 1093, except in a derived table (a SELECT inside FROM). A

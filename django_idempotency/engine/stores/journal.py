@@ -1,6 +1,6 @@
 """What leased mode keeps: the lease of a committed claim, and the steps of the work.
 
-Only the worker whose attempt number is on the row may change either of them. This rule is the fence. Once another
+Only the worker whose attempt number is in the key's row may change either. This rule is the fence. Once another
 worker has taken the key over, everything the old one tries is refused.
 
 # Note [Fencing]
@@ -20,8 +20,8 @@ snapshot from before the call. Because of the update, such a takeover fails. A l
 # Note [One truth about a key]
 The key's row says what has become of its steps: `unknown` counts the calls and writes that were started and have no
 result, and `effects` counts the calls that have finished, including those whose value was lost. Each statement that
-starts or finishes a step is in the same transaction as the matching change to the row, behind the fence, so the two
-cannot differ:
+starts or finishes a step is in the same transaction as the matching change to the row, behind the fence, so the steps
+and the counts cannot disagree:
 
     start of a call or write      unknown + 1     (a repeated call: no change)
     finish of a call              unknown - 1, effects + 1
@@ -31,8 +31,8 @@ cannot differ:
     takeover of an expired row    both 0          (its steps are deleted)
 
 `attention_at` is set when an attempt ends, or a person decides about the key, while either count is above 0, and
-cleared when the key is resumed or completed. A claim, a cleanup, the admin and the metrics all rely on the row. Only
-the names and kinds of steps are read from the table of steps.
+cleared when the key is resumed or completed. Claims, cleanups, the admin and the metrics all rely on the row. Only the
+steps' names and kinds are read from the step table.
 
 # Note [Lost answers]
 A connection may break while a worker waits for the answer to a COMMIT. Nobody can then tell whether the transaction was
@@ -49,10 +49,10 @@ committed, so there is a rule for each case:
   refused, and the client gets the stored response. Otherwise, the next attempt does not repeat the finished steps.
 
 # Note [Writes in doubt]
-The transaction of a local write first records the start, and at the end the result, so that others see
-both or neither. But the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on
-MariaDB. If it then fails or is killed, the write has no result. The package cannot know what was committed, so a person
-has to decide about the key.
+A local write's transaction records the start first and the result at the end, so that others see both or neither. But
+the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on MariaDB. If it then
+fails or is killed, the write has no result. The package cannot know what was committed, so a person has to decide about
+the key.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NotRepeatable(Exception):
 
 
 class AlreadyFinished(Exception):
-    """The step to finish has a result already, or was never started."""
+    """The step to finish already has a result, or was never started."""
 
 
 class Journal:
@@ -128,7 +128,7 @@ class Journal:
             raise lease_lost()
 
     def renew(self, claimed: Claimed, lease: float) -> None:
-        """Let the lease expire `lease` seconds from now. Raises `LeaseLost`."""
+        """Make the lease expire `lease` seconds from now. Raises `LeaseLost`."""
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
@@ -138,7 +138,7 @@ class Journal:
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
 
-        The error is converted to ASCII, because a database may refuse other characters. The key would then stay locked
+        The error is converted to ASCII, because a database may reject other characters. The key would then stay locked
         until its lease expires.
         """
         error = error.encode("ascii", "backslashreplace").decode()
@@ -161,7 +161,7 @@ class Journal:
         rows = list(own.values_list("own__name", "own__kind", "own__finished_at", "own__result"))
         if not rows:
             raise lease_lost()
-        # All results are decrypted before any step runs, so that none runs if a result can't be decrypted.
+        # All results are decrypted before any step runs, so that no step runs if a result can't be decrypted.
         return {
             name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name))
             for name, kind, finished, kept in rows
@@ -173,15 +173,15 @@ class Journal:
     ) -> None:
         """Record the start of a call before it is made. Raises `LeaseLost`.
 
-        A repeated call keeps the time and the error that are stored, so that a person can look up the earlier call in
+        A repeated call keeps the stored time and error, so that a person can look up the earlier call in
         the other system.
 
         Args:
-            keyed: whether this start follows a `derive_key` for the step. None leaves the step as it is, because
+            keyed: whether this start follows a `derive_key` call for the step. None leaves the step as it is, because
                 `reconcile` looks a call up rather than making it.
             again: an earlier attempt started this call.
             keys_last: raise `NotRepeatable` unless this start and all earlier ones are keyed, and the first was less
-                than this many seconds ago. None repeats the call in any case.
+                than this many seconds ago. With None, the call is repeated in any case.
         """
         with self._atomic():
             self.fence(claimed, unknown=0 if again else 1)
@@ -267,7 +267,7 @@ class Journal:
     # ---
 
     def _own(self, claimed: Claimed) -> QuerySet[IdempotencyKey]:
-        """The claimed row, or nothing if this attempt has lost its claim."""
+        """The claimed row, or no row if this attempt has lost its claim."""
         rows = IdempotencyKey.objects.using(self.alias).filter(key_hash=claimed.key_hash, scope_hash=claimed.scope_hash)
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
@@ -294,7 +294,7 @@ class Journal:
             started_at=Clock(),
             **values,
         )
-        # Not save(), whose signals would run the project's code between the fence and the step.
+        # Don't use save(), whose signals would run the project's code between the fence and the step.
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
@@ -312,13 +312,13 @@ def recognizable(keys_last: float) -> Q:
 
 
 def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """The steps of one key, found by its id and hashes, because two partitions or two tenants may use the same id."""
+    """One key's steps, found by its id and hashes, because two partitions or two tenants may use the same id."""
     steps = IdempotencyStep.objects.using(alias)
     return steps.filter(key=row.id, key_hash=row.key_hash, scope_hash=row.scope_hash)
 
 
 def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
-    """Mark locked or fenced rows as failed, and return how many. Those with an effect or a doubt need attention.
+    """Mark locked or fenced rows as failed, and return their number. Those with an effect or a doubt need attention.
 
     This takes two statements, because Citus doesn't allow a clock inside CASE.
     """

@@ -1,15 +1,15 @@
 """Sending several SQL statements to PostgreSQL in one message, bypassing Django's cursors.
 
-Django sends BEGIN and COMMIT as messages of their own, and waits for each. Here BEGIN travels with the claim, and
+Django sends BEGIN and COMMIT as separate messages, and waits for each. Here BEGIN travels with the claim, and
 COMMIT with the view's result, so that a protected view usually sends as many messages as an unprotected view inside
 `atomic()`. The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before each
 statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
-nothing has been replaced: the connection is an instance of Django's own class, not of a subclass, psycopg's connection
-is one of psycopg's own class, and all cursor methods are Django's. In addition, there must be no execute wrapper and
-no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
+nothing has been replaced: Django's connection and psycopg's are instances of their packages' own classes, not of
+subclasses, and all cursor methods are Django's. In addition, there must be no execute wrapper and no query log, and the
+`atomic()` block must be the outermost one, at the default isolation level.
 
 # Note [Prepared statements]
 The first claim on a connection is sent as SQL text, because preparing statements saves nothing on a connection that
@@ -17,8 +17,8 @@ serves only one request. The message with the second claim also prepares the sta
 connection object to several requests, which is why the connection's state, such as "prepared", is kept in an attribute
 of that object.
 
-Behind a connection pooler, two releases of this package can come across each other's prepared statements. Every name
-contains a hash of all the statements, so a connection has either all the statements of a release or none of them. If
+Behind a connection pooler, two releases of this package can encounter each other's prepared statements. Every name
+contains a hash of all the statements, so a connection has either all of a release's statements or none of them. If
 each name contained only the hash of its own SQL, a release that changes only the completion would find the old
 release's claim, run the view, and then lack the completion. That request would fail, and so would every retry on the
 connection.
@@ -27,16 +27,16 @@ A prepared statement fails if DISCARD ALL has deleted it, or if another client b
 claim that fails this way is rolled back and sent again as SQL text. From then on, everything on that connection is sent
 as SQL text.
 
-If the name of a completion is missing because the view sent DEALLOCATE ALL, the completion aborts the view's
+If a completion's name is missing because the view sent DEALLOCATE ALL, the completion aborts the view's
 transaction. It cannot be sent again without running the view again, so nothing is committed and the client gets 503. A
 savepoint in the same message would save that request, at the cost of a second transaction id for every other request: a
 busy database would have to freeze its tables twice as often.
 
-PostgreSQL plans a prepared statement anew for each of its first five calls, and keeps the plan of the sixth. If the key
+PostgreSQL replans a prepared statement for each of its first five calls, and keeps the plan of the sixth. If the key
 table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after it
 has grown. `enable_seqscan` is therefore off during planning, and is restored to its previous value before the view
-runs. PostgreSQL evaluates the arguments of EXECUTE in order, and before it plans the statement: the last but one reads
-`enable_seqscan`, the last one switches it off, and the statement restores the value that was read. After `PLANNED`
+runs. PostgreSQL evaluates the arguments of EXECUTE in order, and before it plans the statement: the second to last
+reads `enable_seqscan`, the last switches it off, and the statement restores the value that was read. After `PLANNED`
 calls these two arguments are NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE
 and VACUUM of the table cause a new plan. They see the table's real size, and the next ANALYZE follows once the table
 has grown.
@@ -66,7 +66,7 @@ try:
     import psycopg
     from django.db.backends.postgresql.base import Cursor
     from psycopg import errors, generators, pq
-except ImportError:  # The project uses psycopg2, or it has no driver for PostgreSQL.
+except ImportError:  # The project uses psycopg2, or it has no PostgreSQL driver.
     psycopg = None  # type: ignore[assignment]
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ PLAIN = (False, None, None, None)
 LARGE = 64 * 1024
 """The size in bytes above which a body is sent as a binary parameter: long hexadecimal text is slow to parse."""
 SOON = 50
-"""The milliseconds within which the server answers a claim that doesn't wait for a lock."""
+"""The time, in milliseconds, within which the server answers a claim that doesn't wait for a lock."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
 """The modules of Django's own connection classes."""
 REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
@@ -121,12 +121,12 @@ def _parameters(text: str) -> list[str]:
 
 
 class Statement:
-    """A statement that is sent as SQL text until it is prepared, and by its name and the values from then on.
+    """A statement that is sent as SQL text until it is prepared, and from then on as its name and the values.
 
     Args:
         name: the name of the prepared statement.
-        text: the SQL, with parameters as `%(name)s`. In a prepared statement, `{seqscan_back}` becomes one more column,
-            which restores `enable_seqscan`.
+        text: the SQL, with parameters as `%(name)s`. In a prepared statement, `{seqscan_back}` becomes an additional
+            column, which restores `enable_seqscan`.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -164,7 +164,7 @@ class Statement:
 def may_send(connection: Any, status: int) -> bool:
     """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    Before a BEGIN, `status` is IDLE. psycopg must then be about to send BEGIN without options, and Django must be going
+    Before a BEGIN, `status` is IDLE. psycopg must then be about to send BEGIN without options, and Django must be set
     to commit later. Before a COMMIT, `status` is IN_TRANSACTION, and COMMIT must be the only thing that the end of the
     current `atomic()` block would send. Whether the connection needs a rollback is not checked.
     """
@@ -199,13 +199,13 @@ def _first_state(connection: Any, raw: Any) -> str:
 
 
 def _is_original(method: Any) -> bool:
-    """Whether the method's code is in one of Django's files. Tools that replace it usually copy its name and module."""
+    """Whether the method's code is in one of Django's files. Its replacements usually copy its name and module."""
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
 
 def begin(connection: Any, claim: Statement, others: Sequence[Statement], values: Values) -> Any:
-    """Send BEGIN and the claim in one message, and return the result of the claim.
+    """Send BEGIN and the claim in one message, and return the claim's result.
 
     The `others` are prepared together with the claim.
     """
@@ -232,7 +232,7 @@ def end_and_lock(connection: Any, number: int) -> bool:
 
 
 def end_while(connection: Any, work: Callable[[], T]) -> T:
-    """Send COMMIT, and call `work` while the server is busy with it. Returns the result of `work`."""
+    """Send COMMIT, call `work` while the server is busy with it, and return the result of `work`."""
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         raw.pgconn.send_query(b"COMMIT")
@@ -244,13 +244,13 @@ def end_while(connection: Any, work: Callable[[], T]) -> T:
 
 
 def end_with(connection: Any, last: Statement, values: Values) -> None:
-    """Send the last statement of a transaction and COMMIT in one message.
+    """Send a transaction's last statement and COMMIT in one message.
 
     The `atomic()` block then finds no transaction to commit, and runs the `on_commit` hooks as usual.
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
-        # A binary parameter needs psycopg's own cursor and a message of its own. Django sends the COMMIT later.
+        # A binary parameter needs psycopg's own cursor and a separate message. Django sends the COMMIT later.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
@@ -272,7 +272,7 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 
 def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
-    """Switch the connection to SQL text if a prepared statement is lost or its name is taken. Return whether it was."""
+    """Switch the connection to SQL text if a prepared statement is lost or its name is taken. Return True if so."""
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
         return False
     setattr(raw, STATE, TEXT)
@@ -283,8 +283,8 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
     """Send a message, and return the result of its last statement. psycopg's errors become Django's.
 
     A claim may have to wait for a migration, so this waits as Django's cursor does: signals are noticed, and after a
-    Ctrl-C the server stops waiting, too. libpq's own waiting does neither, and if a pooler ends the connection, it
-    shows only the last error.
+    Ctrl-C the server stops waiting, too. With libpq's own wait, neither happens, and if a pooler ends the connection,
+    only the last error is shown.
     """
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
@@ -307,7 +307,7 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
 def _attentively(raw: Any, message: bytes) -> list[Any]:
     """Send a message, and notice signals until all results have arrived.
 
-    psycopg's own waiting costs 20 µs more than libpq's. This costs half of that if the answer comes soon.
+    psycopg's own wait takes 20 µs longer than libpq's. This adds only half as much if the answer comes soon.
     """
     results: list[Any] = []
     pgconn = raw.pgconn
@@ -317,7 +317,7 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
         answer.register(pgconn.socket, select.POLLIN)
         try:
             soon = answer.poll(SOON)
-        # While it waits, psycopg raises a signal's exception again, and cancels the statement after a Ctrl-C.
+        # psycopg's `wait` raises the signal's exception again, and cancels the statement after a Ctrl-C.
         except BaseException as error:  # noqa: BLE001
             soon = raw.wait(_raising(error))
         if soon:
@@ -336,6 +336,6 @@ def _raising(error: BaseException) -> Iterator[int]:
 
 @cache
 def _in_gevent() -> bool:
-    """Whether gevent has patched this process. If so, libpq's own waiting would block all greenlets."""
+    """Whether gevent has patched this process. If so, libpq's own wait would block all greenlets."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

@@ -1,6 +1,6 @@
 """The store for PostgreSQL, where an advisory lock shows whether a request with the same key is running.
 
-The transaction of a running view holds the advisory lock with the number `scope_hash`. A duplicate only tries to take
+A running view's transaction holds the advisory lock with the number `scope_hash`. A duplicate only tries to take
 that lock, and gets `Conflicted` instead of waiting for the row. The unique constraint ensures that each key has only
 one row.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
-"""The types of parameters for which PostgreSQL can't infer a type in an INSERT … SELECT."""
+"""The types of those parameters whose type PostgreSQL can't infer in an INSERT … SELECT."""
 TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
 """Takes the key's advisory lock, or returns false at once if another transaction holds it."""
 WALK_INDEXES = "SELECT " + ", ".join(
@@ -62,10 +62,10 @@ RUNNING_SQL = (
     "LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid "
     "WHERE held.writes AND held.keys > 0 ORDER BY activity.xact_start NULLS LAST, held.pid"
 )
-"""Its parameter `table` is the quoted name of the key table.
+"""Its `table` parameter is the quoted name of the key table.
 
 # Note [Which advisory locks are ours]
-The number of an advisory lock is a hash, and another application may use the same one. But each claim also writes to
+The number of an advisory lock is a hash, and another application may use the same number. But each claim also writes to
 the key table, and then holds a lock on that table until its transaction ends. `RUNNING_SQL` therefore returns only
 transactions that hold both locks. A statement to mark the advisory lock as ours would make every request slower."""
 
@@ -83,8 +83,8 @@ class PostgreSQLStore(Store):
     # lock_not_available and query_canceled: the claim outlasted the project's lock_timeout or statement_timeout,
     # perhaps because a migration or VACUUM FULL has locked the table.
     busy = frozenset({"55P03", "57014"})
-    # A lost connection, PgBouncer's query_wait_timeout, a server that stops or starts, too_many_connections, and
-    # read_only_sql_transaction, as on a replica.
+    # A lost connection, PgBouncer's query_wait_timeout, a server that is stopping or starting, too_many_connections,
+    # and read_only_sql_transaction, as on a replica.
     down = frozenset({CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006"})
     lost = frozenset({"26000"})  # invalid_sql_statement_name
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
@@ -201,7 +201,7 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        if connection.needs_rollback or connection.closed_in_transaction:  # a closed one may be back in its pool
+        if connection.needs_rollback or connection.closed_in_transaction:  # it may be back in its pool
             return True
         # The server may refuse all further statements although Django has seen no error.
         raw: Any = connection.connection
@@ -210,9 +210,9 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _claim_sql(self) -> str:
-        """Read the row of a key, or, if there is none, take the advisory lock without waiting and INSERT one.
+        """Read a key's row, or, if there is none, take the advisory lock without waiting and INSERT a row.
 
-        For a new row, the statement returns its id and the current time. For a stored one, it returns NULL, a JSON list
+        For a new row, the statement returns its id and the current time. For a stored row, it returns NULL, a JSON list
         of the columns except the body, and the body. If it could neither read nor insert a row, it returns no row.
         """
         sql, k = self._sql, self._sql.k
@@ -234,7 +234,7 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _read_sql(self) -> str:
-        """SELECT the row of a key, and take its advisory lock if it can be claimed.
+        """SELECT a key's row, and take the advisory lock if the key can be claimed.
 
         It always returns one row, in which the key's columns are NULL if no key is stored. A key that is stored after
         the SELECT began is not seen. Therefore, if the lock was free and no key was found, the store tries the INSERT
@@ -260,7 +260,7 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # PostgreSQL guesses that 0.5 % of the rows lie between the two limits on `expires_at`, and may therefore read
+        # PostgreSQL guesses that 0.5% of the rows lie between the two limits on `expires_at`, and may therefore read
         # and sort all expired rows in every batch. WALK_INDEXES makes it follow the index and look up each step, which
         # is faster.
         self._fetch(WALK_INDEXES)

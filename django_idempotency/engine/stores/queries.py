@@ -29,7 +29,7 @@ SECONDS_SINCE_1970 = {
     "mysql": "UNIX_TIMESTAMP()",
     "sqlite": "strftime('%%s', 'now')",
 }
-"""The current time. Whole seconds are exact enough for the age of a key."""
+"""The current time. Whole seconds are exact enough for a key's age."""
 SECONDS_UNTIL = {
     "postgresql": "EXTRACT(EPOCH FROM {} - statement_timestamp())",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1000000",
@@ -67,12 +67,12 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return the database's time plus the SQL parameter named `seconds`."""
+        """Return SQL for the database's time plus some seconds. The argument names the parameter that holds them."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
     def new_row(self) -> dict[str, str]:
-        """The quoted columns of a new row, and the SQL of their values."""
+        """A new row's quoted columns, and the SQL for their values."""
         given = ("key_hash", "scope_hash", "scope", "operation", "key", "fingerprint", "policy", "worker")
         values = {
             **{name: f"%({name})s" for name in given},
@@ -88,17 +88,17 @@ class Queries:
         return {self.k[name]: value for name, value in values.items()}
 
     def insert(self, **instead: str) -> str:
-        """INSERT a new row. Each keyword argument replaces the SQL of a column."""
+        """INSERT a new row. Each keyword argument replaces a column's SQL."""
         row = {**self.new_row, **{self.k[name]: value for name, value in instead.items()}}
         return f"INSERT INTO {self.table} ({', '.join(row)}) VALUES ({', '.join(row.values())})"
 
     @cached_property
     def insert_if_new(self) -> str:
-        """INSERT a new row, unless the key is stored."""
+        """INSERT a new row, unless the key is already stored."""
         return f"{self.insert()} ON CONFLICT ({self.k['key_hash']}, {self.k['scope_hash']}) DO NOTHING"
 
     def stored_key(self, expired: str) -> dict[str, str]:
-        """Return the SQL of each of `COLUMNS`. `expired` is the condition for a row to have expired."""
+        """Return the SQL for each of `COLUMNS`. `expired` is the condition under which a row has expired."""
         judged = {
             "expired": expired,
             "lapsed": self.lapsed,
@@ -131,7 +131,7 @@ class Queries:
 
     @cached_property
     def complete(self) -> str:
-        """UPDATE the claimed row with the response. If the resource is NULL, the stored one stays."""
+        """UPDATE the claimed row with the response. If the resource is NULL, the stored one is kept."""
         k = self.k
         response = {name: f"%({name})s" for name in ("status_code", "headers", "body")}
         resource = {name: f"COALESCE(%({name})s, {k[name]})" for name in ("resource_type", "resource_id")}
@@ -148,7 +148,7 @@ class Queries:
 
     @cached_property
     def complete_and_keep(self) -> str:
-        """`complete`, with a new time at which the response expires.
+        """`complete`, with a new expiry time for the response.
 
         This is a separate statement, because a single one would need a time function inside COALESCE, which Citus
         doesn't allow.
@@ -157,7 +157,7 @@ class Queries:
 
     @cached_property
     def complete_settled(self) -> str:
-        """`complete_and_keep`, but only if every call and write of the key has a result."""
+        """`complete_and_keep`, but only if all of the key's calls and writes have results."""
         return f"{self.complete_and_keep} AND {self.k['unknown']} = 0"
 
     @cached_property
@@ -170,7 +170,7 @@ def as_stored_key(values: Any) -> StoredKey:
     """Convert a row that was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # Comparing the row with the request needs `str`.
+        # The row can be compared with the request only if its text is `str`.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as a str. Set client_encoding to UTF8 on this "
             "connection."
@@ -188,7 +188,7 @@ def as_stored_key(values: Any) -> StoredKey:
 
 
 def values_of(wanted: ClaimRequest) -> Values:
-    """The SQL parameters of a claim."""
+    """The SQL parameters for a claim."""
     identity = wanted.identity
     return {
         "key_hash": identity.key_hash,
@@ -205,7 +205,7 @@ def values_of(wanted: ClaimRequest) -> Values:
 
 
 def values_of_claim(claimed: Claimed) -> Values:
-    """The SQL parameters of `Queries.fence`."""
+    """The SQL parameters for `Queries.fence`."""
     return {
         "key_hash": claimed.key_hash,
         "scope_hash": claimed.scope_hash,

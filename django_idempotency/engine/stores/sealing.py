@@ -1,12 +1,12 @@
-"""Encrypts what is stored: responses, step results, errors and decisions. Encrypted texts are called sealed.
+"""Encrypts what is stored: responses, step results, errors and decisions. Encrypted text is called sealed.
 
-Without `ENCRYPTION_KEYS` nothing is sealed, and the package `cryptography` is not even imported.
+Without `ENCRYPTION_KEYS`, nothing is sealed, and the `cryptography` package is not even imported.
 
 # Note [How to recognize a sealed text]
-Rows that were stored before the setting was made stay unencrypted and must stay readable. A stored text must therefore
+Rows that were stored before the setting was made stay unencrypted and must stay readable. Stored text must therefore
 show whether it is sealed, even if a client chose its content.
 
-Outside `body`, sealed text begins with the mark `enc1:`. No other text stored there can begin with it: headers and
+Outside `body`, sealed text begins with the `enc1:` mark. No other text stored there can begin with it: headers and
 decisions are JSON lists, a step's result is a JSON object, and an error text begins with the name of a Python class or
 a sentence from this package.
 
@@ -15,15 +15,15 @@ therefore carries no mark of its own. Headers and body are always written by the
 sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM. Its associated data identifies where the text is stored, so it can be decrypted only there.
-Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and receive
-it with their next retry.
+The cipher is AES-256-GCM. Its associated data identifies where text is stored, so that the text can be decrypted only
+there. Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and
+receive it with their next retry.
 
 The place consists of the column's name and the row's two hashes, which depend on the key, the caller and the operation.
 For a step, it also includes the step's name. A response is also bound to the status code and the fingerprint of its
 row, and can't be decrypted once either has changed. An error therefore can't be turned into a success, and a stored
-response can't become the answer to a different payload. In a backend, a response is also bound to the random token of
-its value.
+response can't become the answer to a different payload. In a backend, a response is also bound to its
+value's random token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "enc1:"
-"""How sealed text begins. Another way of sealing needs another number."""
+"""How sealed text begins. A different way of sealing needs a different number."""
 NONCE_BYTES = 12
 """The length that NIST SP 800-38D recommends for GCM."""
 
@@ -55,9 +55,9 @@ NONCE_BYTES = 12
 HEADERS = json.JSONEncoder(separators=(",", ":"))
 """Writes headers as ASCII. A JSON list keeps their order, unlike an object in jsonb."""
 Row = Claimed | Identity | IdempotencyKey
-"""Whatever carries both hashes of a row: a claim, the identity of a request, or an instance of the model."""
+"""Whatever carries a row's two hashes: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
-"""What else a sealed text is bound to: the step's name, the response's status code and fingerprint, or the token of a
+"""What else sealed text is bound to: the step's name, the response's status code and fingerprint, or the token of a
 value in a backend. Empty facts are left out."""
 
 
@@ -69,14 +69,14 @@ def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
 
 
 def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
-    """Decrypt a stored text, or return it unchanged if it is not sealed. Raises `NotDecryptable`."""
+    """Decrypt stored text, or return it unchanged if it is not sealed. Raises `NotDecryptable`."""
     if stored is None or not is_sealed(stored):
         return stored
     return _opened(row, column, stored.removeprefix(MARK), about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
-    """Whether a stored text is encrypted. See Note [How to recognize a sealed text]."""
+    """Whether stored text is encrypted. See Note [How to recognize a sealed text]."""
     return stored is not None and stored.startswith(MARK)
 
 
@@ -91,7 +91,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey, *more: Fact) -> Snapshot:
-    """Return the stored response of a row. `of` carries the hashes with which it was sealed.
+    """Return a row's stored response. `of` carries the hashes with which it was sealed.
 
     Raises `NotDecryptable`.
     """

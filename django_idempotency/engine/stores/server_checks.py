@@ -1,4 +1,4 @@
-"""System checks that ask the database server: can a claim and the writes of its view commit together?"""
+"""System checks that ask the database server: can a claim and its view's writes commit together?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """Check the indexes and collations of the package's tables. A table that was rebuilt may have lost them."""
+    """Check the indexes and collations of the package's tables. A rebuilt table may have lost them."""
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
@@ -58,7 +58,7 @@ COLLATIONS = (
 # --- MariaDB and MySQL
 
 ENGINE = "InnoDB"
-"""The storage engine with the locks that the stores need."""
+"""The storage engine that has the locks the stores need."""
 WITHOUT_TRANSACTIONS = (
     "SELECT tables.table_name FROM information_schema.tables AS tables "
     "JOIN information_schema.engines AS engines ON engines.engine = tables.engine "
@@ -104,15 +104,15 @@ FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) 
 LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
 """
 """One row for each of the package's tables that exist. It says whether Citus knows the table, whether its schema is
-distributed, whether any table is spread over the nodes, and whether it has the trigger from docs/citus_two_phase.sql.
-The view `citus_tables` is not used, because a tenant's schema would not contain it."""
+distributed, whether any table is spread over the nodes, and whether this one has the trigger from
+docs/citus_two_phase.sql. The `citus_tables` view is not used, because a tenant's schema would not contain it."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """On Citus, check where the package's tables are.
 
-    If a key is on a different node from the orders, it can be lost although its order is committed, and a retry then
-    orders again.
+    If a key is on a different node from its order, the key can be lost although the order is committed, and a retry
+    then orders again.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:

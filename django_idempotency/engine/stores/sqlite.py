@@ -1,4 +1,4 @@
-"""The store for SQLite, where a single writer at a time locks all keys."""
+"""The store for SQLite, where one writer at a time locks all keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # SQLite doesn't say which key is locked, so the lock may be due to another key.
+    # SQLite doesn't say which key is locked, so another key may be the cause.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)

@@ -1,8 +1,8 @@
 """Which states a key can be in, what a person should do about each, and how a query finds them.
 
-A state is a condition on a single row of the key table and on nothing else, because the row counts its own steps (see
+A state is a condition on a single row of the key table and nothing else, because the row counts its own steps (see
 Note [One truth about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt";
-it is shown in the worst of them, and `STATES` lists the worst first.
+it is shown in the worst one, and `STATES` lists the worst first.
 
 # Note [Which index finds a state]
 A query begins with the condition of an index. `last_error` is set for failed keys, `attention_at` for those failed keys
@@ -13,7 +13,7 @@ and finish a step.
 
 Claims that were committed without a lease have no index of their own, because such an index would change at every
 completion. The index on `expires_at` finds such a claim once its `ttl` is up; few other rows are that old, because the
-cleanup deletes them. Until then, every retry is refused as well. See Note [A committed claim without a lease].
+cleanup deletes them. Until then, every retry is refused, too. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Status, Kind = IdempotencyKey.Status, IdempotencyStep.Kind
 CLOCKS = {
     "postgresql": ("statement_timestamp()", "statement_timestamp() + %s * interval '1 second'"),
     "mysql": ("UTC_TIMESTAMP(6)", "DATE_ADD(UTC_TIMESTAMP(6), INTERVAL %s SECOND)"),
-    # The text format in which Django stores times on SQLite. A single percent sign would begin a placeholder.
+    # The text format in which Django stores times in SQLite. A single percent sign would begin a placeholder.
     "sqlite": (
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')",
     ),
 }
-"""The clock of each database, and the clock plus a parameter in seconds."""
+"""Each database's clock, and the same clock plus a parameter in seconds."""
 
 
 class Clock(Func):
@@ -67,7 +67,7 @@ class Clock(Func):
 
 
 UNFINISHED = Q(finished_at=None)
-"""A step that was started and has no result, so that nobody knows whether it took effect."""
+"""A step that was started and has no result, so nobody knows whether it took effect."""
 SETTLED = Q(unknown=0, effects=0)
 """A key whose steps have no effect, known or possible, that a person or a retry must know about."""
 DUE = Q(expires_at__lte=Clock())
@@ -108,7 +108,7 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """The worst state of the key, except "expired", which can only be found by a query on `expires_at`."""
+        """The key's worst state, except "expired", which only a query on `expires_at` can find."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 
@@ -120,8 +120,8 @@ class State:
         name: its name in queries, metrics and options.
         label: its name for people.
         to_do: what a person who finds such a key should do.
-        condition: finds the keys. See Note [Which index finds a state].
-        fits: whether a row that was read is in the state; None if only a query can tell.
+        condition: the condition that finds the keys. See Note [Which index finds a state].
+        fits: tells whether a row that was read is in the state; None if only a query can tell.
         order: the columns to sort by, if one index finds all the keys.
     """
 
@@ -192,13 +192,13 @@ COMPLETED = State(
     fits=lambda seen: seen.row.status == Status.COMPLETED,
 )
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
-"""All states, the worst first."""
+"""All states, worst first."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 """The states that need attention. A key is in at most one of them, so their counts add up."""
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)
-"""All keys that need attention: the union of `ATTENTION`, written so that the three indexes can serve it."""
+"""All keys that need attention: the union of the `ATTENTION` states, written so that the three indexes can serve it."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""Keys that a person may decide about. No index serves it, so a query must also filter by ids."""
+"""Keys that a person may decide about. No index serves this condition, so a query must also filter by ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:

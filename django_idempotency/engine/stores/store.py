@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..protocol.outcomes import Resource, Snapshot
 
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
-"""What a takeover of an expired key sets to NULL."""
+"""The columns that a takeover of an expired key sets to NULL."""
 REFERENCE = ("id", "key_hash", "scope_hash")
 """The columns by which a row is found, locked and deleted."""
 LONG_AGO = "1970-01-02"
@@ -42,7 +42,7 @@ SAME = "{table}.{id} = gone.i AND {table}.{key_hash} = gone.k AND {table}.{scope
 DELETE = {
     "postgresql": "DELETE FROM {table} USING json_to_recordset(%(gone)s::json) AS gone(i bigint, k bigint, s bigint) "
     f"WHERE {SAME}",
-    # A join: given an IN list, MySQL may read the whole table and wait for every locked row in it.
+    # This is a join, because with an IN list, MySQL may read the whole table and wait for every locked row in it.
     "mysql": "DELETE {table} FROM JSON_TABLE(%(gone)s, '$[*]' COLUMNS (i BIGINT PATH '$.i', k BIGINT PATH '$.k', "
     f"s BIGINT PATH '$.s')) AS gone STRAIGHT_JOIN {{table}} ON {SAME}",
     "sqlite": "DELETE FROM {table} WHERE ({id}, {key_hash}, {scope_hash}) IN "
@@ -50,7 +50,7 @@ DELETE = {
     "(SELECT json_extract(value, '$.i'), json_extract(value, '$.k'), json_extract(value, '$.s') "
     "FROM json_each(%(gone)s))",
 }
-"""Deletes the rows of a JSON list of keys. Ids alone are not enough, because two partitions may use the same one."""
+"""Deletes the rows of the keys in a JSON list. Ids alone are not enough, because two partitions may use the same id."""
 
 
 class KeyLocked(Exception):
@@ -59,7 +59,7 @@ class KeyLocked(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTransaction:
-    """An open transaction that has claimed keys in atomic mode, usually for a single request.
+    """An open transaction that has claimed atomic-mode keys, usually for a single request.
 
     Attributes:
         pid: the id of the server process, for `pg_terminate_backend`.
@@ -67,7 +67,7 @@ class RunningTransaction:
         keys: how many keys the transaction has claimed.
         seconds: the transaction's age, or None if your role is not in `pg_read_all_stats` and cannot see it.
         state: "active", "idle in transaction" while the server waits for the worker, or None in the same case as
-            `seconds`.
+            for `seconds`.
     """
 
     pid: int
@@ -80,7 +80,7 @@ class RunningTransaction:
 class Store(ABC):
     """Reads and writes the key table of one database alias.
 
-    It keeps no state about a request, so threads may share it.
+    It keeps no per-request state, so threads may share it.
     """
 
     repeatable: ClassVar[frozenset[object]] = frozenset()
@@ -107,11 +107,11 @@ class Store(ABC):
         return connections[self.alias]
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether the current transaction can't be committed any more."""
+        """Whether the current transaction can no longer be committed."""
         return connection.get_rollback() or connection.closed_in_transaction
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
-        """Whether the transaction of this claim has ended without Django noticing.
+        """Whether this claim's transaction has ended without Django noticing.
 
         From then on, the database commits each statement by itself.
         """
@@ -151,7 +151,7 @@ class Store(ABC):
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
         """Claim the key, or return why that is not possible. This must be the first statement of its transaction."""
         try:
-            # A second try, in case another transaction has changed or deleted the row in the meantime.
+            # Try twice, in case another transaction has changed or deleted the row in the meantime.
             for _ in range(2):
                 if (outcome := self._claim_once(wanted)) is not None:
                     return outcome
@@ -175,14 +175,14 @@ class Store(ABC):
         last: bool = False,
         settled: bool = False,
     ) -> None:
-        """Store the response in the row of the claim.
+        """Store the response in the claim's row.
 
         Args:
-            ttl: how many seconds to keep the response from now on. None leaves the expiry time that the claim set.
+            ttl: how many seconds to keep the response from now on. None keeps the expiry time that the claim set.
             resource: the type and id that the operation is about. None keeps what is stored.
             last: whether this is the last statement of the caller's `atomic()` block. A store may then send COMMIT
-                along with it, so errors of COMMIT may be raised here. Only allowed without `ttl`.
-            settled: whether to require that every step of the key has a result. Only allowed with `ttl`.
+                along with it, so errors from COMMIT may be raised here. Only allowed without `ttl`.
+            settled: whether to require that all of the key's steps have results. Only allowed with `ttl`.
 
         Raises:
             ClaimLost: the row no longer belongs to the claim, or `settled` is set and a step has no result.
@@ -203,7 +203,7 @@ class Store(ABC):
         write("complete" if ttl is None else kept, values)
 
     def release(self, claimed: Claimed) -> None:
-        """Delete the row of this claim, so that the next request with this key counts as new.
+        """Delete this claim's row, so that the next request with this key counts as new.
 
         This must be the last statement of the caller's `atomic()` block, because a store may send COMMIT along with it.
 
@@ -249,7 +249,7 @@ class Store(ABC):
         return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
 
     def running(self) -> list[RunningTransaction] | None:
-        """Return the open transactions with claims in atomic mode, oldest first, or None if the store can't tell."""
+        """Return the open transactions that hold atomic-mode keys, oldest first, or None if the store can't tell."""
         return None
 
     def elsewhere(self) -> list[str]:
@@ -260,7 +260,7 @@ class Store(ABC):
 
     @abstractmethod
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        """Insert a row and return its id, or None if the key is stored or another request is inserting it."""
+        """Insert a row and return its id, or None if the key is already stored or another request is inserting it."""
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """Return the key's committed row, if there is one.
@@ -274,7 +274,7 @@ class Store(ABC):
         return Conflicted()
 
     def _write(self, name: str, values: Values) -> None:
-        """Run the statement in `Queries` with this name. Raises `ClaimLost` unless it changes exactly one row."""
+        """Run the `Queries` statement with this name. Raises `ClaimLost` unless it changes exactly one row."""
         if self._execute(getattr(self._sql, name), values) != 1:
             raise claim_lost()
 
@@ -285,7 +285,7 @@ class Store(ABC):
     # --- shared methods
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
-        """Try once to claim the key. Return None if another transaction has changed or deleted its row meanwhile."""
+        """Try once to claim the key. Return None if another transaction has since changed or deleted its row."""
         if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
             claimed = new_claim(row_id, wanted)
             if wanted.late is None:
@@ -303,14 +303,14 @@ class Store(ABC):
                 return outcome
 
     def _unless(self, late: Callable[[float], bool], claimed: Claimed, now: str | float) -> Claimed | TooOld:
-        """Return the claim of a new key. If the key is too old to be a new one, free it and return `TooOld`."""
+        """Return a new key's claim. If the key is too old to be a new one, free it and return `TooOld`."""
         if late(float(now)):
             self.release(claimed)
             return TooOld()
         return claimed
 
     def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
-        """Claim an expired row for a new request, or return None if another one was faster."""
+        """Claim an expired row for a new request, or return None if another request was faster."""
         row, expired, *_ = self._lock(stored, wanted)
         if not expired:
             return None
@@ -327,7 +327,7 @@ class Store(ABC):
             return Conflicted()
         of = new_claim(stored.id, wanted)
         if wanted.lease is None and self.journal.has_steps(of):
-            # An attempt in atomic mode would run the leased steps again, because it doesn't look at them.
+            # An atomic-mode attempt would run the leased steps again, because it doesn't look at them.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, wanted, self.journal.doubts(of, wanted.keys_last) if unknown else ())
         if isinstance(outcome, Claimed):
@@ -344,7 +344,7 @@ class Store(ABC):
         The condition compares no times. Otherwise, if the table is small, the database might use the index on
         `expires_at` and lock a whole range of it.
         """
-        # The hashes are compared, too: tenants that each have their own schema may share an id.
+        # The hashes are compared, too, because two tenants' schemas may contain the same id.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))

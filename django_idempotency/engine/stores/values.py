@@ -1,6 +1,6 @@
 """What a backend keeps under a name: a claim, or a result.
 
-A value is a format number, the random token of the attempt that wrote it, a line of JSON, and the bytes of the body. No
+A value consists of a format number, the random token of the attempt that wrote it, a line of JSON, and the body. No
 two attempts write the same value, so the value that a swap finds shows who holds the key.
 """
 
@@ -16,7 +16,7 @@ from ..protocol.stored_key import Status, StoredKey
 from .sealing import seal_response, unseal_response
 
 FORMAT = "1"
-"""What names and values begin with. A release that writes them differently increases it and never reads older ones."""
+"""What names and values begin with. A release that changes their form increases this, and never reads older ones."""
 TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
 """Where a value keeps its token: 32 hexadecimal digits after the format."""
 
@@ -33,7 +33,7 @@ def claim_value(token: str, wanted: ClaimRequest, resource: Resource | None = No
 def result_value(
     token: str, wanted: ClaimRequest, resource: Resource | None, snapshot: Snapshot, longest: int | None
 ) -> bytes:
-    """Return the value with the response, or a tombstone if that would be longer than `longest` bytes."""
+    """Return the value with the response, or a tombstone if the value would be longer than `longest` bytes."""
     of = wanted.identity
     row = Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash, fingerprint=wanted.fingerprint)
     headers, body = seal_response(row, snapshot, token)
@@ -78,7 +78,7 @@ def read_value(value: bytes) -> StoredKey:
         fingerprint=None if told["fingerprint"] is None else bytes.fromhex(told["fingerprint"]),
         status=Status.COMPLETED if completed else Status.IN_PROGRESS,
         attempt=1,
-        expired=False,  # the backend does not show expired values
+        expired=False,  # the backend does not return expired values
         lapsed=False,
         unleased=False,
         lease_left=told.get("until", 0) - time.time(),
