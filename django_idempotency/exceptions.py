@@ -1,7 +1,7 @@
 """The exceptions of the package.
 
 IdempotencyError
-├── IdempotencyConfigurationError   a set-up that cannot work (also ImproperlyConfigured and TypeError)
+├── IdempotencyConfigurationError   a setup that cannot work (also ImproperlyConfigured and TypeError)
 ├── ClaimLost                       the claimed row was gone when its result was to be stored
 │   └── LeaseLost                   the lease expired and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
@@ -10,7 +10,7 @@ IdempotencyError
 ├── ResultNotStorable               a step's result is not JSON, or too long (also TypeError; leased mode)
 ├── TransactionBroken               the view hid a database error, so its writes could not be committed
 └── NotRun                          `run_once` has not run the work and has no stored result
-    ├── OperationInProgress         another worker runs the operation right now: try again later
+    ├── OperationInProgress         another worker is running the operation: try again later
     ├── OutcomeUnknown              an external call is in doubt and must not be made twice
     ├── PayloadMismatch             the key was used before, with a different payload
     └── StoreBusy                   the database cannot take a key now: try again later
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """The base of all exceptions of this package."""
+    """The base class of all this package's exceptions."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
@@ -82,14 +82,14 @@ class ResultLost(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A result is neither JSON nor a saved model instance, or a step's result is larger than 1 MiB.
 
-    A `write` step is then rolled back. A `call` step has been made all the same, and its result is lost.
+    A `write` step is then rolled back. A `call` step's call has been made all the same, and its result is lost.
     """
 
 
 class TransactionBroken(IdempotencyError):
     """The view caught a database error, such as a deadlock, outside of an `atomic()` block of its own.
 
-    All writes of the view are lost, so a success response would be wrong. A retry can claim the key again.
+    All of the view's writes are lost, so a success response would be wrong. A retry can claim the key again.
 
     If a statement such as SQLite's `executescript` ends the transaction, every later write is committed at once, and a
     person must decide about the key. In leased mode, only `write` steps raise this exception.
@@ -109,9 +109,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    There are two possible causes. A call has no result, and `on_abandoned` is "hold", or it is "retry-keyed" and the
-    other system could not recognize a second start. Or the work ended the transaction in which it ran, and then failed.
-    A person or `reconcile` must decide about the key.
+    There are two possible causes. One is a call without a result, if `on_abandoned` is "hold", or is "retry-keyed" and
+    the other system could not recognize a second start. The other is work that ended the transaction in which it
+    ran, and then failed. A person or `reconcile` must decide about the key.
     """
 
 

@@ -101,7 +101,7 @@ def caller_scope(request: Any) -> str:
 
 
 def key_reference(key: str) -> str:
-    """Return the reference of a key, which logs and traces show instead of the key, because the key can be secret.
+    """Return a key's reference. Logs and traces show it instead of the key, which can be a secret.
 
     No database is read. `django_idempotency.maintenance.find_key` finds a key by its reference.
 

@@ -15,13 +15,13 @@ __all__ = ["key_event"]
 key_event = Signal(use_caching=True)
 """Something has happened to a key. Arguments:
 
-    event: one of these texts.
+    event: one of these strings.
 
-        "claimed": a worker has claimed the key. Leased mode sends this event before the view runs, atomic mode together
-            with the event of the outcome.
+        "claimed": a worker has claimed the key. Leased mode sends this event before the view runs; atomic mode sends
+            it together with the outcome's event.
         "completed": the response is stored and will be replayed.
         "replayed": a retry got the stored response.
-        "conflicted": a duplicate came while the first request was running.
+        "conflicted": a duplicate arrived while the first request was running.
         "mismatched": a request reused another request's key, with a different fingerprint.
         "missing": a request without a key was refused with 400.
         "invalid": a request whose key cannot be used was refused with 400.
@@ -43,10 +43,10 @@ key_event = Signal(use_caching=True)
             find out what happened.
         "purged": a cleanup has finished.
 
-    using: database alias. None for a key in a backend.
+    using: the database alias. None for a key in a backend.
     backend: the backend that holds the key. None for a key in a database.
-    identity: its `scope`, `operation` and `key` name the request, and its `reference` names the key in logs. With
-        "missing", "invalid" and "paused", only the operation is known, and the other texts are empty. None with
+    identity: its `scope`, `operation` and `key` identify the request, and logs show its `reference` instead of the key.
+        With "missing", "invalid" and "paused", only the operation is known, and the others are empty strings. None with
         "purged".
     attempt: with "claimed" and "taken_over", 1 for the first run and one more for each later run. Otherwise None.
     reason: with "released", "held" and "error", what happened, without any text from the client. Otherwise empty.

@@ -82,7 +82,7 @@ class Endpoint:
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     """Return the endpoints for unsafe HTTP methods, in the order of the URLconf. No database is read.
 
-    Translated routes are in the language `LANGUAGE_CODE`.
+    Translated routes are in the `LANGUAGE_CODE` language.
 
     Args:
         urlconf: the dotted path of the URLconf. Default: the project's.
@@ -155,7 +155,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield what answers each unsafe HTTP method of a URL's callback."""
+    """Yield an `Answers` for each unsafe HTTP method of a URL's callback."""
     for candidate in unwrapped(callback):
         if (found := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in found)
@@ -170,7 +170,7 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 def of_handler(
     cls: Any, attributes: Mapping[str, Any], method: str, name: str, whole: Declaration | None = None
 ) -> Answers:
-    """Return the handler of one HTTP method of a view class.
+    """Return the `Answers` for one HTTP method of a view class.
 
     Args:
         attributes: those of the view, or those that `as_view()` will set on it.
@@ -197,7 +197,7 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield what answers each unsafe method declared by `require_http_methods`, or one `Answers` without a method."""
+    """Yield an `Answers` for each unsafe method declared by `require_http_methods`, or one without a method."""
     view, declaration = dotted_name(callback), declaration_of(callback)
     # `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))

@@ -1,4 +1,4 @@
-"""Report what happens to keys to the logger `django_idempotency` and through the signal `key_event`."""
+"""Report what happens to keys, through the `django_idempotency` logger and the `key_event` signal."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ REFUSED = {
 
 @lru_cache(maxsize=1000)
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
-    """The levels of the "held" events of one attempt: ERROR for the first, INFO for the others.
+    """Return the log levels for one attempt's "held" events: ERROR for the first, INFO for the others.
 
-    The cache returns the same iterator for all events of an attempt, so each process logs one ERROR however often a
+    The cache returns the same iterator for all of an attempt's events, so each process logs one ERROR however often a
     client retries a held key.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
@@ -54,13 +54,13 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log an event and send it as a signal. Raises nothing.
+    """Log an event and send it as a signal. This never raises an exception.
 
     If a transaction is open on `using`, this happens after its COMMIT.
 
     Args:
         event: one of the names in the docstring of `signals.key_event`.
-        using: database alias. None for a key in a `backend`, whose events are sent at once.
+        using: the database alias. None for a key in a `backend`, whose events are sent at once.
         reason: cut at the first colon, because what follows can come from the client.
         resource: type and id of what the operation is about.
         level: the level of the log record; default: see `LEVELS`.
@@ -104,14 +104,14 @@ def report_outcome(
             report("released", identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
-            reason = outcome.choice.replace(":", ";")  # a step's name may have one; `report` would cut the text there
+            reason = outcome.choice.replace(":", ";")  # a step's name may contain a colon, and `report` would cut there
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
             report(REFUSED[type(outcome)], identity, using, backend=backend)
 
 
 def warn_if_unprotected(operation: str) -> None:
-    """Log once in each process that requests of this operation run without protection."""
+    """Log, once per process, that this operation's requests run without protection."""
     unprotected(operation, "observe is True" if get_settings().enabled else "ENABLED is False")
 
 
@@ -122,7 +122,7 @@ def unprotected(operation: str, why: str) -> None:
 
 
 def report_purged(cleanup: Any, using: str) -> None:
-    """Log the result of a cleanup, and send it as a signal. Raises nothing."""
+    """Log the result of a cleanup, and send it as a signal. This never raises an exception."""
     names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."
@@ -141,12 +141,12 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Print what a log filter or a signal receiver raises, and go on.
+    """Print any exception that a log filter or a signal receiver raises, and continue.
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
-    `__qualname__` fails. `robust=True` of `on_commit` is not enough: for a `partial`, Django 5.2 raises a second
-    exception and skips the project's callbacks, and newer versions log the callback's text. That contains the key,
-    which is a secret.
+    `__qualname__` fails. `on_commit(robust=True)` is not enough: for a `partial`, Django 5.2 raises a second exception
+    and skips the project's callbacks, and newer versions log the callback's text, and with it the key, which is a
+    secret.
     """
     try:
         yield

@@ -154,7 +154,7 @@ def _context(args: tuple[Any, ...]) -> Any:
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """Return an operation's result as a response, with the headers that it has set on the response `temporal`."""
+    """Return an operation's result as a response, with the headers that it has set on the `temporal` response."""
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)
@@ -181,7 +181,7 @@ class NinjaAdapter(Adapter):
         return authenticated_scope(request)
 
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
-        """Convert the result as Django Ninja does, before the COMMIT, because a schema can refuse it."""
+        """Convert the result as Django Ninja does, before the COMMIT, because a schema can reject it."""
         operation: Operation = getattr(call.request, RUNNING)
         # Headers may be set on a parameter of the type `HttpResponse`, or on the response of a controller's context.
         parameter = call.kwargs.get(operation.signature.response_arg or "")
@@ -225,7 +225,7 @@ class NinjaAdapter(Adapter):
 
 
 def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
-    """Call the authenticators again, in Django Ninja's order, and return the name of the one that returns this text.
+    """Call the authenticators again, in Django Ninja's order, and return the name of the one that returns `auth`.
 
     Raises `IdempotencyConfigurationError` if none of them returns it again.
     """

@@ -8,7 +8,7 @@ A project's own API class must have this `NinjaAPI` as its first base class. Hea
 declares itself are left as they are.
 
 The schema can be changed only by replacing `get_openapi_schema`, because Django Ninja has no other public method for
-it. An operation's `openapi_extra` is no alternative: it is made before the options of the router and of the API are
+it. An operation's `openapi_extra` is no alternative: it is made before the router's and the API's options are
 known.
 """
 

@@ -68,8 +68,8 @@ class RestFrameworkAdapter(Adapter):
                 if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                     raise
                 setattr(request, UNPARSED, error)
-                # The failed parser left empty data behind. Without it, the handler runs the parser again and gets the
-                # same error.
+                # The failed parser left empty data behind. Once it is removed, the handler runs the parser again and
+                # gets the same error.
                 for name in ("_data", "_files", "_full_data", "_stream"):
                     setattr(request, name, Empty)
                 raise Unparsable from error

@@ -28,11 +28,11 @@ def option(
     """Declare an option of `Idempotency`.
 
     Args:
-        default: its value if nobody sets it.
+        default: its value if no layer sets it.
         check: the check that `Idempotency(…)` runs on each value.
-        atomic: the values possible without `lease`. Empty: all.
+        atomic: the values allowed without `lease`; if empty, all of them.
         leased: the default with `lease`, if it differs.
-        elsewhere: the values possible with `backend`, the default first. Empty: all.
+        elsewhere: the values allowed with `backend`, the default first; if empty, all of them.
     """
     defaults = {
         "atomic": default,
@@ -75,7 +75,7 @@ def seconds_of(duration: timedelta | float) -> float:
 
 
 def must(advice: str, possible: Callable[[Any], Any]) -> Check:
-    """Return a check that answers `advice` unless the value is `possible`."""
+    """Return a check that returns `advice` unless `possible` accepts the value."""
     return lambda value: None if possible(value) else advice
 
 
@@ -96,7 +96,7 @@ def of_type(kind: type) -> Check:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 YES_OR_NO = one_of(True, False)
-# A list in the settings has become a tuple before it is checked.
+# A list in the settings is converted to a tuple before it is checked.
 SEVERAL = must("must be a list or a tuple.", lambda value: isinstance(value, tuple))
 NAME = must("must be a non-empty string.", lambda value: isinstance(value, str) and value)
 SIZE = must("must be a number of bytes, 0 or more.", lambda value: type(value) is int and value >= 0)

@@ -1,4 +1,4 @@
-"""Which options does a protected endpoint have? `Idempotency` holds each with its type, default, check and meaning."""
+"""Which options does a protected endpoint have? `Idempotency` declares each one, with its type, default and check."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEASED_TTL = timedelta(days=30)
 """The default of `ttl` with `lease`. See Note [A key outlives the gateway's memory of it]."""
 
 SHORT_TTL = timedelta(days=7)
-"""A leased endpoint with a shorter `ttl` is warned about, because outboxes and queues deliver again for days."""
+"""A shorter `ttl` on a leased endpoint causes a warning, because outboxes and queues redeliver for days."""
 
 # Note [A key outlives the gateway's memory of it]
 # The same key always leads to the same derived key. If a request with that key runs again after `ttl`, and the gateway
@@ -57,7 +57,7 @@ SHORT_TTL = timedelta(days=7)
 class Idempotency:
     """The options that a decorator, a class or a setting declares for a protected endpoint.
 
-    If you leave an option out, its value comes from the view class, its base classes or the project's setting, in this
+    If you leave an option out, its value comes from the view class, its base classes or the project's setting, in that
     order. If none of them sets it, the package's default applies. A duration is a `timedelta` or a number of seconds.
 
     Raises:
@@ -86,10 +86,10 @@ class Idempotency:
     on_abandoned: OnAbandoned = option(
         "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
     )
-    """Whether an external call is repeated while its first outcome is unknown. "retry-keyed" repeats it only if each
-    attempt asked for its derived key first, and the other system still remembers that key (see `DERIVED_KEYS_LAST`).
-    Otherwise, the client's key waits for `reconcile` or a person. "retry" always repeats the call, and "hold" never
-    does.
+    """Whether an external call is repeated if the outcome of an earlier attempt is unknown. "retry-keyed" repeats it
+    only if each attempt asked for its derived key first, and the other system still remembers that key (see
+    `DERIVED_KEYS_LAST`). Otherwise, the client's key waits for `reconcile` or a person. "retry" always repeats the
+    call, and "hold" never does.
     """
     backend: str | None = option(None, check.or_none(check.NAME))
     """A name in `BACKENDS`, for a view that writes nothing to the project's databases. Its keys are kept in that store,
@@ -127,13 +127,13 @@ class Idempotency:
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(request, …) -> bool`, called before a replay. False answers 403."""
     store_body: bool = option(True, check.YES_OR_NO)
-    """False stores a tombstone instead of the response."""
+    """With False, a tombstone is stored instead of the response."""
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
     """For a larger response, or a streaming one, a tombstone is stored."""
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
-    """The alias of the database for the business write. Default: the write alias of the key table."""
+    """The alias of the database that the business write goes to. Default: the write alias of the key table."""
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
-    """True runs each request, and only logs which ones would have been refused or replayed."""
+    """With True, every request runs, and the package only logs which ones it would have refused or replayed."""
 
     if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known ones
 
@@ -165,7 +165,7 @@ class Idempotency:
 
 
 class Options(Idempotency):
-    """The options of one endpoint, each with a value, as `resolve()` makes them.
+    """The options of one endpoint, each with a value, as `resolve()` returns them.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
@@ -221,7 +221,7 @@ OPTION_NAMES = tuple(OPTIONS)
 
 
 LEASED = Idempotency(lease=0.1, reconcile=None)
-"""For code that knows a leased key but not its view: `resolve(LEASED)` is the project's defaults for leased keys."""
+"""For code that knows a leased key but not its view: `resolve(LEASED)` gives the project's defaults for leased keys."""
 
 
 MISFITS = {

@@ -28,20 +28,20 @@ class Settings:
         header: the request header that carries the key.
         replayed_header: the response header that says whether the response is a replay: "true" or "false".
         docs_url: the project's page about its keys, to which error responses link in `type` and `Link`.
-        key_validator: `callable(key) -> bool`. With False, or a ValidationError, the request gets 400.
+        key_validator: `callable(key) -> bool`. If it returns False or raises a ValidationError, the request gets 400.
         credential_headers: request headers that identify a caller without a user. All those that a request carries
-            count together.
-        publishable_keys: prefixes of credentials that every browser sends to a site, so that they identify no caller.
+            are used together.
+        publishable_keys: prefixes of credentials that every visitor's browser sends, so that they identify no caller.
         harmless_decorators: decorators that decide nothing about the caller, and may lie below the protection.
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error responses.
-        require_quoted_key: accept only the quoted form of the draft, not bare keys.
+        require_quoted_key: accept only the draft's quoted form, not bare keys.
         store_cookies: also store and replay `Set-Cookie`. The table then contains credentials.
         encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; any of them can
-            decrypt these.
+            decrypt this data.
         runbook_url: the project's runbook, to which the admin links beside each key that needs attention.
         derived_keys_last: how long the systems that you call remember a derived key. With "retry-keyed", a call in
             doubt that was first started longer ago is not repeated.
-        namespace: is part of each derived key, so that deployments that share an account with a gateway derive
+        namespace: a part of each derived key, so that deployments that share an account with a gateway derive
             different keys. If it changes, calls in doubt are made twice.
         backends: stores for keys outside the database, each under a name for the `backend` option. Each is a dict with
             BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
@@ -130,8 +130,8 @@ def _value(name: str, written: Any) -> Any:
 def resolve(*layers: Idempotency) -> Options:
     """Merge the layers, the nearest first, with the `IDEMPOTENCY` setting and the defaults.
 
-    What the layers declare must fit together. The setting, in contrast, is for endpoints of every kind, so options in
-    it that do not fit this endpoint are not applied. Examples are the options of leased mode if it has no lease, and
+    What the layers declare must fit together. The setting, in contrast, is for endpoints of every kind, so any of its
+    options that do not fit this endpoint are ignored: for example, leased-mode options if the endpoint has no lease, or
     `reconcile` if it has no `operation`.
 
     The result is cached for each combination of layers until a test changes the setting.
@@ -154,7 +154,7 @@ def backend_for(name: str) -> KeyValueBackend:
     Raises:
         IdempotencyConfigurationError: `BACKENDS` has no such name, or the class that it names isn't a backend.
     """
-    with _MAKING:  # two threads would make two, each with a memory of its own
+    with _MAKING:  # otherwise, two threads could make two, each with its own memory
         return _made(name)
 
 

@@ -43,8 +43,8 @@ class IdempotencyMixin:
             options.
 
     Raises:
-        IdempotencyConfigurationError: (a TypeError) for a wrong order of bases or impossible options, when the class
-            is made.
+        IdempotencyConfigurationError: (a TypeError) when the class is made, if its bases are in the wrong order or an
+            option is impossible.
     """
 
     idempotency: ClassVar[Declared] = INHERIT
@@ -168,7 +168,7 @@ def _methods(declaration: Declaration) -> Collection[str]:
 def handlers(
     cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield HTTP method, name and handler for each unsafe method of a view class.
+    """Yield the HTTP method, name and handler for each unsafe method of a view class.
 
     Args:
         actions: the actions of a viewset, as a dict from verbs to the names of their handlers.

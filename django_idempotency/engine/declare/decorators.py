@@ -139,13 +139,13 @@ def once(
     """Do the work of a function, such as a task or an event handler, only once for each key.
 
     The function can be `def` or `async def`. Every call with the same key returns the result of the first run. With the
-    option `lease`, the function is passed an `Operation` as the keyword argument `operation`; without it, only if it
-    has a required parameter of that name. Callers leave `operation` out. `run_once` describes the transaction in which
-    the function runs.
+    `lease` option, the function is passed an `Operation` as the keyword argument `operation`; without `lease`, that
+    happens only if the function has a required parameter of that name. Callers leave `operation` out. `run_once`
+    describes the transaction in which the function runs.
 
-    While another worker runs the same key, a call waits for its result: for 60 seconds, or for as long as the lease if
-    that is longer. After that, it raises `OperationInProgress`. `wait=` or the `WAIT` setting changes this time, and
-    `wait=0` raises at once. Inside your own transaction, no call waits.
+    While another worker is running the same key, a call waits for the result: for 60 seconds, or for as long as the
+    lease if that is longer. After that, it raises `OperationInProgress`. `wait=` or the `WAIT` setting changes this
+    time, and `wait=0` raises at once. Inside your own transaction, no call waits.
 
     Args:
         scope: a string, or a callable that is passed the function's arguments.
@@ -167,7 +167,7 @@ def once(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = operation_name(function, options.get("operation"))
-        if {"lease", "ttl"} <= layer.given().keys():  # what the settings say is known only when it runs
+        if {"lease", "ttl"} <= layer.given().keys():  # the settings are known only when the function runs
             warn_of_gateways(name, layer)
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:

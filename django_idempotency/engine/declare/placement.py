@@ -58,7 +58,7 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return the name of code that decides about the caller and that `idempotent` would wrap, or None."""
+    """Return the name of the caller-checking code that `idempotent` would wrap, with advice, or None."""
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
     view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
@@ -122,8 +122,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # A project's own `dispatch` runs before the handlers, and can check the caller. Without handlers, the last one in
-    # the MRO answers the request itself, and does not count.
+    # A project's own `dispatch` runs before the handlers, and can check the caller. Without handlers, the last
+    # `dispatch` in the MRO answers the request itself, and does not count.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:

@@ -47,7 +47,7 @@ class Declaration:
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def reconciled(self, returned: Any) -> Finished[Any]:
-        """Return the final result for what `reconcile` returned in a recovery, which has no request.
+        """Return the final result made from what `reconcile` returned during a recovery, which has no request.
 
         Raises:
             IdempotencyConfigurationError: it is not a valid result of `reconcile`.
@@ -85,7 +85,7 @@ def registered(operation: str) -> list[Declaration]:
 def declaration_of(callable_: Any) -> Declaration | None:
     """Return the declaration of a callable, or of a function that it wraps; None if neither is protected."""
     *levels, innermost = unwrapped(callable_)
-    # A view can be an object, with the decorator on `__call__` of its class. Ruff's B004 recommends `callable()`,
+    # A view can be an object, with the decorator on its class's `__call__`. Ruff's B004 recommends `callable()`,
     # but the method itself is needed.
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)

@@ -1,4 +1,4 @@
-"""How is a key hashed? A query finds it by two numbers instead of comparing long texts."""
+"""How is a key hashed? A query looks for two numbers instead of comparing long strings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_READABLE_SCOPE = 255
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other."""
 # A fixed list rather than `str.isprintable`, whose result may change with a Python version: a retry would then miss its
-# row. It contains control characters, line ends, invisible characters, changes of the writing direction, and halves of
-# surrogate pairs.
+# row. It contains control characters, line ends, invisible characters, characters that change the writing direction,
+# and halves of surrogate pairs.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
 
 def digest(*parts: bytes | str) -> bytes:
-    """Return the SHA-256 of all parts, each preceded by its length in 8 bytes.
+    """Return the SHA-256 hash of all parts, each preceded by its length in 8 bytes.
 
     Without the lengths, ("ab", "c") and ("a", "bc") would hash alike.
     """
@@ -34,7 +34,7 @@ def digest(*parts: bytes | str) -> bytes:
 
 
 def key_hash(key: str) -> int:
-    """Return the hash that depends only on the key, by which an operator finds its rows without knowing the caller."""
+    """Return the hash of the key alone, so that an operator can find its rows without knowing the caller."""
     return identify(scope="", operation="", key=key).key_hash
 
 
@@ -55,7 +55,7 @@ class Identity:
     Scope and key are empty if a request carries no usable key.
 
     `key_hash` is the first 8 bytes of the key's SHA-256, `scope_hash` the first 8 bytes of the `digest` of all three.
-    No two rows of the key table share both. On PostgreSQL, `scope_hash` is the number of the key's advisory lock, too.
+    No two rows of the key table share both. On PostgreSQL, `scope_hash` is also the number of the key's advisory lock.
     """
 
     scope: str
@@ -79,7 +79,7 @@ def kept_scope(scope: str) -> str:
     hash.
 
     Projects may take a scope from the client, and a client's string can be a megabyte long or contain line breaks;
-    PostgreSQL refuses NUL altogether. A scope that begins with "scope:" is hashed, too, since anyone who can read the
+    PostgreSQL rejects NUL altogether. A scope that begins with "scope:" is hashed, too, since anyone who can read the
     table could otherwise send another caller's hash as a scope and receive that caller's responses.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):
@@ -88,7 +88,7 @@ def kept_scope(scope: str) -> str:
 
 
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
-    """Return the identity of a request or, with `stored=True`, of a row. The scope of a row is used unchanged."""
+    """Return the identity of a request or, with `stored=True`, of a row. A row's scope is used unchanged."""
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
     return Identity(scope, operation, key, *unpack(">qq", of_key[:8] + of_all[:8]))
@@ -97,8 +97,8 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 def derived_key(identity: Identity, step: str, namespace: str) -> str:
     """Return the UUID (version 5, RFC 9562) of one external call, the same in every attempt, process and release.
 
-    It is made in the namespace `DERIVED` from the `digest` of scope, operation, key and step, and of the project's
-    `NAMESPACE` unless that is empty.
+    It is made in the `DERIVED` namespace from the `digest` of the scope, operation, key, step and, unless it is empty,
+    the project's `NAMESPACE`.
     """
     parts = (identity.scope, identity.operation, identity.key, step, *((namespace,) if namespace else ()))
     return str(uuid5(DERIVED, digest(*parts).hex()))

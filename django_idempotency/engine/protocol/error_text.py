@@ -1,4 +1,4 @@
-"""How is an error described to operators? By its class and place, because its message can contain a secret."""
+"""How is an error described to operators? By its class and location, because its message can contain a secret."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from traceback import walk_tb
 from .digests import CONTROLS
 
 MAX_LENGTH = 500
-"""In characters: the name of a class can be very long."""
+"""In characters. A class name can be very long."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """Where Python and installed packages live, but none of the project's own code."""
 HIDDEN = re.compile(
     CONTROLS.pattern[:-1] + r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff9-\ufffb"
     r"\U000e0000-\U000e0fff]"
 )
-"""Invisible characters: those in `CONTROLS`, which must never change because it decides about rows, and all others."""
+"""Invisible characters: those in `CONTROLS`, which must never change because rows depend on it, and all others."""
 INSTALLED = re.compile(r"^<|(^|[\\/])(site|dist)-packages[\\/]")
 """Generated code, such as "<string>", and packages installed elsewhere, for example in a user's folder."""
 OURS = "django_idempotency."
@@ -25,8 +25,8 @@ OURS = "django_idempotency."
 def describe(error: BaseException) -> str:
     """Return the class and the location of an error, as in `module.Class: line 42 of module.function`.
 
-    The place is the last line of the project's own code in the traceback. The error's message is left out, because it
-    can contain a token, a card number or a row's values; Django's log has it, with the whole traceback.
+    The location is the last line of the project's own code in the traceback. The error's message is left out, because
+    it can contain a token, a card number or a row's values; Django's log has it, with the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -40,7 +40,7 @@ def describe(error: BaseException) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return the text as one line that every database can store, with the characters that no reader sees escaped.
+    """Return the text as one line that every database can store, with invisible characters escaped.
 
     Control characters could hide or change other text in a terminal. No database can store a surrogate, and
     PostgreSQL cannot store a NUL.

@@ -1,4 +1,4 @@
-"""Which texts are idempotency keys, and how does a client write them in a header?"""
+"""Which strings are valid idempotency keys, and how does a client write them in a header?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from uuid import UUID, uuid4
 
 MAX_LENGTH = 255
-"""In characters. Stripe has the same limit, and every supported database can index texts of this length."""
+"""In characters. Stripe has the same limit, and every supported database can index strings of this length."""
 
 MAX_AHEAD = 300
 """How many seconds a client's clock may be ahead. A key from the far future would outlive `ttl`."""
@@ -42,12 +42,12 @@ def gettext_noop(sentence: str) -> str:
 def parse_header(value: str, *, require_quoted: bool = False) -> str:
     """Return the key in a header's value, or raise `InvalidKey`.
 
-    A key in double quotes is a string of RFC 9651, whose parameters are ignored. Stripe and Adyen send keys without
-    quotes, so `abc` and `"abc"` are the same key.
+    A key in double quotes is a string as defined in RFC 9651, and any parameters after it are ignored. Stripe and
+    Adyen send keys without quotes, so `abc` and `"abc"` are the same key.
 
     Args:
         value: the header's value as Django received it.
-        require_quoted: whether to refuse a key without quotes.
+        require_quoted: whether to reject a key without quotes.
     """
     if _BARE_KEY.fullmatch(value) and not require_quoted:
         return value  # nearly all keys have only letters, digits, hyphens and underscores
@@ -98,9 +98,9 @@ def check_dated(key: str) -> str:
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
     """Return whether a version 7 UUID is older than `ttl_seconds`, so that its row may have been deleted already.
 
-    A time more than `MAX_AHEAD` seconds in the future counts as late, too. The first 48 bits are the milliseconds since
-    1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that clock also decides
-    when a row expires.
+    A time more than `MAX_AHEAD` seconds in the future counts as late, too. The UUID's first 48 bits are the
+    milliseconds since 1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that
+    clock also decides when a row expires.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

@@ -36,7 +36,7 @@ class Snapshot:
     body: bytes | None = field(repr=False)
 
     def header(self, name: str) -> str | None:
-        """Return the value of the first header with this name, in any case, or None."""
+        """Return the value of the first header with this name, ignoring case, or None."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
     def without_body(self) -> Snapshot:
@@ -50,18 +50,18 @@ class ClaimRequest:
 
     Args:
         identity: scope, operation and key.
-        fingerprint: 32 bytes that hash the payload, or None if payloads are not compared.
+        fingerprint: a 32-byte hash of the payload, or None if payloads are not compared.
         ttl: seconds for which the result is kept.
-        wait: seconds for which a duplicate of a running request waits for its result.
+        wait: seconds for which a duplicate of a running request waits for that request's result.
         lease: seconds after which a committed claim lapses unless it is renewed. With None, the claim is committed only
             together with its result.
-        policy: the `on_abandoned` option, or None without a lease. It decides about calls in doubt; the row stores it
-            for people to see.
+        policy: the `on_abandoned` option, or None without a lease. It decides what happens to calls in doubt; the
+            row stores it for people to see.
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
-        keys_last: seconds for which other systems remember a derived key, for the policy "retry-keyed".
-        known_only: write no row; a key without one, or with an expired one, is `TooOld`. For the recovery.
-        late: for keys that tell when they were made. Called with the database's time in seconds since 1970, it returns
-            whether a key without a row is too old to be new. With it, an expired row is never taken over.
+        keys_last: seconds for which other systems remember a derived key, for the "retry-keyed" policy.
+        known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
+        late: for keys that contain their creation time. Called with the database's time in seconds since 1970, it
+            returns whether a key without a row is too old to be new. With it, an expired row is never taken over.
     """
 
     identity: Identity
@@ -82,12 +82,12 @@ class Claimed:
 
     Attributes:
         attempt: the number of this attempt, which is the fencing token.
-        key_hash, scope_hash: hashes of the identity. Every statement searches for them as well as the id, so that it
+        key_hash, scope_hash: hashes of the identity. Every statement filters by them as well as by the id, so that it
             cannot change another tenant's row with the same id.
         abandoned: whether an earlier attempt's worker died, or outlived its lease.
         in_doubt: names of earlier attempts' external calls that may or may not have taken effect.
         resource: the object that an earlier attempt referred to.
-        fingerprint: the one in the row, to which the row's sealed values are bound.
+        fingerprint: the row's fingerprint, to which its sealed values are bound.
     """
 
     id: int
@@ -113,8 +113,8 @@ class Mismatched:
     """An earlier request used the same key with a different payload.
 
     Attributes:
-        resource: the object that it has referred to, if it came from the same caller.
-        refused: whether its stored response is an error.
+        resource: the object that the earlier request referred to, if the same caller sent it.
+        refused: whether the earlier request's stored response is an error.
     """
 
     resource: Resource | None = field(default=None, compare=False)
@@ -127,7 +127,7 @@ class Conflicted:
 
     Attributes:
         lease_left: seconds until its lease expires; 0 without a lease, or while its row is not committed.
-        resource: the object that it has referred to.
+        resource: the object that the other request has referred to.
     """
 
     lease_left: float = field(default=0, compare=False)
@@ -149,7 +149,7 @@ class InDoubt:
       system would not recognize the call by its derived key.
     * A write has no result, because the project's function ended the transaction itself.
     * The work ended the transaction that claimed the key.
-    * The key has steps of leased mode, but the view now runs in atomic mode.
+    * The key has leased-mode steps, but the view now runs in atomic mode.
 
     Attributes:
         attempt: the number of the key's last attempt, which tells two doubts about one key apart.
@@ -174,7 +174,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class TooOld:
-    """The key is refused although no living row holds it, for instance because its time stamp is too old.
+    """The key is refused although no live row holds it, for instance because its timestamp is too old.
 
     A request with this key may have run already, and its row may have expired or been deleted since.
     """
@@ -218,4 +218,4 @@ class Finished(Generic[T]):
 
 
 Outcome = Finished[T] | Completed | Refusal
-"""How running a piece of work once can end."""
+"""The ways in which running a piece of work once can end."""

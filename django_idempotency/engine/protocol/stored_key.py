@@ -7,7 +7,7 @@ In atomic mode, one COMMIT stores a claim together with its result, so a committ
 IN_PROGRESS. It is still IN_PROGRESS if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on
 MariaDB, or with `executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays
 in the database: a retry must not run the work again. Each retry is `InDoubt`, and a person has to look at the data.
-If it were `Conflicted`, the client would retry forever.
+If the outcome were `Conflicted`, the client would retry forever.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StoredKey:
         expired: whether the key counts as new. A key in progress or in doubt never expires.
         lapsed: whether the row's lease has expired.
         unleased: whether the row is in progress without a lease. See Note [A committed claim without a lease].
-        lease_left: seconds until the lease expires; 0 or negative afterwards, and without a lease.
+        lease_left: seconds until the lease expires; 0 or negative once it has expired, or if there is none.
         response: decrypts the stored response; called only for a replay.
     """
 

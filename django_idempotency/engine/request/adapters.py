@@ -45,7 +45,7 @@ class Adapter:
         return request  # type: ignore[no-any-return]
 
     caller = staticmethod(user_scope)
-    """Returns the scope of the caller whom the framework has authenticated, including the client, or None."""
+    """Returns the scope of the caller whom the framework has authenticated, and of any client, or None."""
 
     payload = staticmethod(payload_of)
     """Returns the body's content as the view will read it. Requests with equal payloads count as the same."""
@@ -96,7 +96,7 @@ class Adapter:
         return None
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
-        """Return the response made of what `reconcile` returned for `target`, the protected callable."""
+        """Return the response made from what `reconcile` returned for `target`, the protected callable."""
         return returned  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,7 @@
 
 # Note [How the package replaces ATOMIC_REQUESTS]
 With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key claimed there would be claimed in a
-savepoint, and a COMMIT that fails after it would go unnoticed. The package therefore opens the transaction instead of
+savepoint, and the failure of a later COMMIT would go unnoticed. The package therefore opens the transaction instead of
 Django: the `_non_atomic_requests` attribute of a protected callback keeps Django from opening one in the database of
 the key table, and requests that are not protected run in an `atomic(alias)` that the package opens in Django's place.
 Django refuses `async def` views under ATOMIC_REQUESTS. The attribute lifts that refusal, and the package runs them in

@@ -77,7 +77,7 @@ def scope_of(
         request: the request that option callables are called with.
         options: the resolved options.
         caller: returns the scope of the caller whom the framework has authenticated, or None.
-        default: ignore the project's `scope=`.
+        default: whether to ignore the project's `scope=`.
 
     Raises:
         IdempotencyConfigurationError: the project's `scope=` function or user object does not identify the caller.
@@ -103,7 +103,8 @@ def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
 
     Raises:
         IdempotencyConfigurationError: as `scope_of` does.
-        PermissionDenied: the caller cannot be told apart from others. Inside a `scope=` function, this is `Refused`.
+        PermissionDenied: the caller cannot be told apart from others. Inside a `scope=` function, `Refused` is raised
+            instead.
     """
     options = _asked_for.get()
     try:
@@ -115,7 +116,7 @@ def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
 
 
 def is_authenticated(user: Any) -> bool:
-    """Return whether a user is authenticated. It can be any object that an authenticator has returned.
+    """Return whether a user is authenticated. The user can be any object that an authenticator has returned.
 
     Raises:
         IdempotencyConfigurationError: the object has no `is_authenticated`.
@@ -141,7 +142,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     """Return the scope for `request.auth`: a token, a user or a model instance set by the framework's authenticator.
 
     Args:
-        authenticator: the authenticator's name, if another one may set the same string for a different caller.
+        authenticator: the name of the authenticator, if another may set the same string for a different caller.
 
     Raises:
         IdempotencyConfigurationError: the object does not identify the caller, so all callers would share one scope.
@@ -181,8 +182,8 @@ def _token_scope(token: Model) -> str:
 def _client(request: Any) -> str | None:
     """Return a string that identifies the OAuth client acting for the user, or None.
 
-    Two clients of one user are two callers. The token is looked for first where the framework or a middleware keeps it,
-    and then in the header.
+    Two clients of one user are two callers. The package looks for the token first where the framework or a middleware
+    keeps it, and then in the header.
     """
     for name in ("auth", "access_token"):  # the second is set by OAuth2ExtraTokenMiddleware
         token = getattr(request, name, None)
@@ -269,7 +270,7 @@ def scope_of_user(user: Any) -> str:
 
 
 def acting_for(account: str) -> str:
-    """Return the prefix that the scopes of all OAuth clients acting for this account have, and no other scopes.
+    """Return the prefix shared by the scopes of all OAuth clients that act for this account, and by no other scopes.
 
     The `scope` column has an index, which makes a query by prefix fast.
     """
@@ -283,7 +284,7 @@ def _place(model: Any, row: Model) -> str:
     """
     # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
     label: str = model._meta.concrete_model._meta.label
-    # The write alias, because one request may read from a replica, and its retry from another one.
+    # The write alias, because one request may read from a replica, and its retry from another.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
@@ -335,7 +336,7 @@ def _authorization(value: str) -> str:
 
 
 def _form_secret(request: Any) -> str | None:
-    """Return the CSRF secret of a browser, or None if Django has checked none for this request.
+    """Return a browser's CSRF secret, or None if Django has checked none for this request.
 
     A browser gets the secret together with the form, but often gets its first session cookie only in response to that
     form. If the cookie identified the caller, a second click would seem to come from someone else.
@@ -349,7 +350,7 @@ def _form_secret(request: Any) -> str | None:
 
 
 def credential_scope(kind: str, value: str) -> str:
-    """Return a scope that contains the hash of a secret value. All callers who send that value share it."""
+    """Return a scope that contains the hash of a secret value. All callers who send that value share the scope."""
     return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 

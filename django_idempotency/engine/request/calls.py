@@ -42,7 +42,7 @@ class Call:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # A middleware may have written it in lower case, which Django's views accept.
+        # A middleware may have changed it to lower case, which Django's views accept.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
@@ -64,7 +64,7 @@ class Call:
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
-                # `LocaleMiddleware` sets it as well, but for a replay it would use the language of the second request.
+                # `LocaleMiddleware` sets it as well, but for a replay it would use the second request's language.
                 response.headers.setdefault("Content-Language", language)
             return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")

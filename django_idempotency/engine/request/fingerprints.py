@@ -51,13 +51,13 @@ MiB that Django accepts, it would be 200 MiB. The limit isn't a setting, because
 different fingerprint.
 """
 REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, time)
-"""Types of URL arguments whose text is the same in every process. A converter can also return any other object."""
+"""Types of URL arguments whose string form is the same in every process. Converters can return other types as well."""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 JSON = re.compile(r"application/json|.*\+json")
 BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
-"""The first bytes of a body that is still encoded. With Brotli, there are no such bytes: code that decompresses it must
+"""The first bytes of a body that is still encoded. Brotli has no such bytes: code that decompresses it must
 set CONTENT_LENGTH."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
 """Errors that Django raises while it reads a form. After them, the view would get an empty body."""
@@ -69,13 +69,12 @@ Reader = Callable[[Any, Options, str], Any]
 class Unparsable(Exception):
     """There is no parsed data to compare, so the bytes are compared.
 
-    A body that is declared as JSON may not be valid JSON. It isn't refused, because some views can read it all the
-    same.
+    A body that is declared as JSON may not be valid JSON. It isn't refused, because some views can read it anyway.
     """
 
 
 def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> bytes:
-    """Return a hash of the request's target, and of those parts of query and payload that the option selects.
+    """Return a hash of the request's target, and of the parts of its query and payload that the option selects.
 
     See Note [The comparison uses the data that Django has read]. Each way of making a fingerprint has a version, which
     is hashed as well, so that fingerprints made in a new way never equal old ones.
@@ -120,12 +119,12 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 def _captured(request: HttpRequest, operation: str) -> str:
     """Return the target of an operation that has a name of its own: the URL's arguments.
 
-    Its keys survive a renamed route, and a key that was used for one object is never answered with the response for
-    another.
+    Its keys survive if the route is renamed, and a key that was used for one object is never answered with the response
+    for another.
 
     In two cases, the target is the path instead. One is an argument whose text may differ in a retry. The other is a
-    name that the operation would also have without the option: a project sets that name so that it still finds the keys
-    already stored.
+    name that the operation would also have without the option: a project sets such a name in order to keep finding the
+    keys already stored.
     """
     match_: Any = request.resolver_match
     args, kwargs = getattr(match_, "args", None), getattr(match_, "kwargs", None)
@@ -367,13 +366,13 @@ def _tagged(value: Any) -> Any:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of its content type count, because the charset, for example, can change how the view reads the
-    # file.
+    # The parameters of the file's content type count, because the charset, for example, can change how the view reads
+    # it.
     return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Return the chosen fields of a JSON object or of each in a list. An object with none of them is kept whole."""
+    """Return the chosen fields of a JSON object, or of each one in a list. An object without any is kept whole."""
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):

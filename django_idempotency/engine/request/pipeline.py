@@ -5,8 +5,8 @@
 2. The key is read before any database is queried: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` has every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
-5. The fingerprint of target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what the
-   payload is.
+5. The fingerprint of the target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what
+   the payload is.
 6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
    judges its response.
 7. The answer: the view's, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone: `sessions.py`.

@@ -66,7 +66,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "length-required": Meaning.FINAL,
     "body-too-large": Meaning.FINAL,
 }
-"""The meaning of each code. The documented clients and the page about them repeat it."""
+"""The meaning of each code. The documented clients and the page about them repeat this table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def invalid_key(options: Options, reason: str) -> Problem:
         detail = _("The request header %(header)s does not carry a usable key.") % {"header": get_settings().header}
     else:
         detail = _("The request does not carry a usable key.")
-    if reason:  # for an empty text, gettext() would return the header of the translation file
+    if reason:  # for an empty string, gettext() would return the header of the translation file
         detail = f"{detail} {_(reason)}"
     return Problem("invalid-key", 400, "Idempotency-Key is not valid", detail)
 
@@ -238,7 +238,7 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the `ERROR_RESPONSE` setting if the project has one.
     """
-    # Never 202 for a request that is still running: a sender of webhooks would take that for success.
+    # Never 202 for a request that is still running: a webhook sender would take that for success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
@@ -283,7 +283,7 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
 
 
 def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
-    """Return the fields with which a page can send this form again, or None if it cannot."""
+    """Return the fields that a page needs in order to send this form again, or None if it cannot."""
     try:
         if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
             return None

@@ -37,7 +37,7 @@ NEVER_KEPT = frozenset(
 """Headers that are not stored: most are about one connection rather than the response (RFC 9110 section 7.6.1), and the
 last two can contain a session or a new token, which must not end up in a table."""
 REASON = ":reason"
-"""A reason phrase that the view has set is stored as a header of this name, which no real header has."""
+"""A reason phrase that the view has set is stored under this header name, which no real header has."""
 SALT = "django_idempotency.status"
 PROOF, CLAIM = 16, 24
 """The lengths in bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a
@@ -47,9 +47,9 @@ ABANDONED = "abandoned"
 
 
 def capture(response: HttpResponseBase, options: Options) -> Snapshot:
-    """Return what can be stored of a final response. It has been rendered, or it is streaming.
+    """Return what can be stored of a final response, which has been rendered or is streaming.
 
-    Of a streaming response, or one that is too large, only the status and `Location` are stored. With
+    For a streaming response, or one that is too large, only the status and `Location` are stored. With
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
     or a link to reset a password.
     """
@@ -103,7 +103,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """Return a 202 response to a duplicate: the running request's state, and a link to its status page.
+    """Return the 202 response to a duplicate: the running request's state, and a link to its status page.
 
     The page answers 404 once the key's row is gone; the client should then send its request again.
     """
@@ -136,7 +136,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
 
 def stamp(created_at: datetime | None) -> bytes:
-    """Return 8 bytes made from the time of a claim, so that an address is valid for only one claim of its key."""
+    """Return 8 bytes made from the time of a claim, so that a status page's URL is valid for only one claim."""
     return sha256(str(created_at).encode()).digest()[:8]
 
 
@@ -144,8 +144,8 @@ def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
     """Return a string that proves the claim, and hides it from anyone who does not know the secret.
 
     The hashes in a claim involve no secret: anyone who knew them could find short keys and user ids by trial and error.
-    The construction is that of RFC 5297, where the proof also serves as the nonce of the encryption. No package with a
-    cipher is needed, because one HMAC is long enough to mask 24 bytes.
+    The construction is that of RFC 5297, where the proof also serves as the nonce of the encryption. No cipher
+    package is needed, because one HMAC is long enough to mask 24 bytes.
     """
     proof = salted_hmac(f"{SALT}.proof", alias.encode() + claim, secret, algorithm="sha256").digest()[:PROOF]
     return urlsafe_b64encode(proof + _masked(secret, proof, claim) + alias.encode()).decode().rstrip("=")
@@ -172,7 +172,7 @@ def _claimed(token: str) -> tuple[str, bytes] | None:
 
 @require_safe
 def status(request: HttpRequest, token: str) -> HttpResponse:
-    """Return the state of one request as JSON, without its response and without data of other callers."""
+    """Return the state of one request as JSON, without its response and without other callers' data."""
     state, claimed_at = None, b""
     if (claimed := _claimed(token)) is not None:
         alias, claim = claimed

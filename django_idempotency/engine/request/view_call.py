@@ -1,4 +1,4 @@
-"""How does a protected view run, and what does it get?"""
+"""How does a protected view run, and what is it given?"""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class ViewCall(Call):
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request
         request.idempotency = operation
-        # This makes a reference cycle, and only `reconcile` needs it, which atomic mode never calls.
+        # This makes a reference cycle. Only `reconcile` needs it, and atomic mode never calls that.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
 
 def final_response(response: Any, options: Options) -> Finished[HttpResponseBase]:
-    """Render the response that the project's `reconcile` has returned, and return the final outcome with it.
+    """Render the response that the project's `reconcile` has returned, and return the final outcome that contains it.
 
     Raises `IdempotencyConfigurationError` if the response is not final.
     """
@@ -92,7 +92,7 @@ def get_operation(request: Any) -> Operation:
         request: Django's or the REST framework's request.
 
     Raises:
-        IdempotencyConfigurationError: outside of protected views.
+        IdempotencyConfigurationError: the request is not inside a protected view.
     """
     operation = getattr(request, "idempotency", None)
     if not isinstance(operation, Operation):
