@@ -8,11 +8,11 @@ E014 key tables that Citus does not commit together with the business write, E01
 backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
 COMMITTED, W004 a database whose times Django does not read as UTC, W006 tables of the project's models that MariaDB or
 MySQL keeps in an engine without transactions, W007 missing indexes or constraints on the key tables, W008 columns in
-the key tables whose collation treats two different texts as equal, W009 a leased view with a short `ttl`, whose keys a
-gateway remembers for longer, W010 a Redis server that evicts keys, W011 a Redis server without an append-only file,
-W012 keys in memory outside DEBUG, W013 a DynamoDB table without Time to Live, W014 protection that is switched off or
-paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017 newest rows
-that ENCRYPTION_KEYS cannot decrypt.
+the key tables whose collation treats two different strings as equal, W009 a leased view with a `ttl` so short that a
+gateway remembers its keys for longer, W010 a Redis server that evicts keys, W011 a Redis server without an append-only
+file, W012 keys in memory outside DEBUG, W013 a DynamoDB table without Time to Live, W014 protection switched off or
+paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017 recent
+rows that ENCRYPTION_KEYS cannot decrypt.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def check_servers(
 def check_settings() -> Iterator[CheckMessage]:
     """Check that each key belongs to one tenant, and that keys are routed to a database that exists.
 
-    Users of two tenants can share a primary key and, in a shared key table, a key: without SCOPE, one would get the
-    other's stored response.
+    Users of two tenants can have the same primary key and send the same key. In a shared key table without SCOPE, one
+    would then get the other's stored response.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -272,7 +272,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # psycopg and psycopg2 number the isolation levels differently, and only PostgreSQL has either.
+        # psycopg and psycopg2 number the isolation levels differently, and both are used only with PostgreSQL.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

@@ -8,7 +8,7 @@ project:
             metrics.install()
 
 The counters count the events in their own process. `KeyCollector` reads its gauges from the database at each scrape,
-through indexes.
+using indexes.
 """
 
 from __future__ import annotations
@@ -167,5 +167,5 @@ def _values(alias: str) -> dict[str, float]:
 
 
 def _seconds(since: datetime | None, now: datetime | None) -> float:
-    """The seconds between two times by the database's clock."""
+    """The seconds between two times measured by the database's clock."""
     return 0 if since is None or now is None else max(0.0, (now - since).total_seconds())

@@ -1,4 +1,4 @@
-"""The admin pages for idempotency keys, which Django's admin imports by itself."""
+"""The admin pages for idempotency keys, which Django's admin imports automatically."""
 
 from .model_admin import IdempotencyKeyAdmin
 

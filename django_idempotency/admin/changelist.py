@@ -29,7 +29,7 @@ from .texts import SHAPES, moment, readable_operation
 
 Keys = QuerySet[IdempotencyKey]
 RUNNING = 10
-"""How many open transactions the page shows above the list at most. The longest-running come first."""
+"""The maximum number of open transactions shown above the list. The longest-running come first."""
 
 
 # `Paginator` takes no type parameters at run time.
@@ -43,7 +43,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class BoundedChangeList(ChangeList):
-    """Shows the newest keys first, but the oldest first in a list of keys that all need attention.
+    """Shows the newest keys first, or the oldest first if the list contains only keys that need attention.
 
     `?o=` cannot change the order, because that would sort the whole table.
     """
@@ -52,10 +52,10 @@ class BoundedChangeList(ChangeList):
         return ["pk"] if self._oldest_first else ["-pk"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
-        """Apply the search and the other filters, then the filter by state.
+        """Apply the search and the other filters, then the state filter.
 
         Filtering by a state that has no index, or by anything but a state, looks only at the latest 100,000 keys.
-        A search covers all keys, because indexes answer it.
+        A search covers all keys, because it uses indexes.
         """
         found = super().get_queryset(request, exclude_parameters)
         if self._by_index:
@@ -72,7 +72,7 @@ class BoundedChangeList(ChangeList):
             self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # The overview takes several queries, which a search, a filter or another page can do without.
+        # The overview takes several queries, so it is not shown with a search, a filter or another page.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -102,7 +102,7 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The filter by state. Keys that are not completed are found by `BoundedChangeList` instead."""
+    """The state filter. `BoundedChangeList` finds all keys except completed ones, which this filter finds itself."""
 
     title = _("state")
     parameter_name = "state"
@@ -117,7 +117,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class OperationFilter(admin.SimpleListFilter):
-    """The filter by operation, with the operations of the latest 2,000 keys."""
+    """The operation filter, which offers the operations of the latest 2,000 keys."""
 
     title = _("operation")
     parameter_name = "operation"
@@ -133,7 +133,7 @@ class OperationFilter(admin.SimpleListFilter):
         operation = self.value()
         if operation is None:
             return queryset
-        # PostgreSQL refuses a NUL character.
+        # PostgreSQL rejects a NUL character.
         return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
 
 
@@ -149,8 +149,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # For a caller with more than 2,000 keys, the index on `scope` can miss the newest ones, so these are looked for as
-    # well.
+    # For a caller with more than 2,000 keys, the index on `scope` can miss the newest ones, so these are searched
+    # for as well.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)

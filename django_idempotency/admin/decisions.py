@@ -1,7 +1,7 @@
 """The admin pages on which a person decides about keys.
 
-Each page explains what the decision will do, and previews a result or a response that was entered. It needs the
-permission to decide, and changes only the keys that were seen on the page: those that have changed since are left
+Each page explains what the decision will do, and previews a result or a response that was entered. It requires
+permission to decide, and changes only the keys that were shown on the page: those that have changed since then are left
 alone.
 """
 
@@ -38,7 +38,7 @@ from .timeline import doubts_of, pasteable, results_of, value_text
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
 EXAMPLES = 200
-"""How many of the latest results of a step are searched for an example."""
+"""How many of a step's latest results are searched for an example."""
 OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
 """Two keys can share an id, for example in two partitions."""
 
@@ -112,7 +112,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
         "summary": _summary(keys),
-        "action": request.POST.get("action", ""),  # empty on the page of one key
+        "action": request.POST.get("action", ""),  # empty on a single key's page
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
@@ -124,7 +124,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
-    """Sum up a decision about many keys: operations, and steps that are in doubt or finished."""
+    """Sum up a decision about many keys: count their operations, and their steps that are in doubt or finished."""
     named = Counter(key.operation for key in keys)
     named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
     named.update(_("finished: %(step)s") % {"step": step} for key in keys for step in key.finished)
@@ -165,10 +165,10 @@ def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm)
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """For each step, find a stored result of the newest completed key of the same operation, if the person may see
+    """For each step, find the result that the operation's newest completed key has stored, if the person may see
     results.
 
-    One query for each step reads only the latest rows of the step table.
+    For each step, the search reads only the latest rows of the step table.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

@@ -1,5 +1,5 @@
-"""The filtered list of keys as CSV: to attach to a ticket, to compare with the other side's books, or to fill in for
-`resolve_idempotency_keys`.
+"""The filtered list of keys as a CSV file: to attach to a ticket, to compare with the other side's books, or to fill in
+for `resolve_idempotency_keys`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
-    """Write up to 2,000 keys: those that the list shows on all of its pages with these filters."""
+    """Export up to 2,000 keys: those on all pages of the list, with its current filters."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     try:

@@ -21,14 +21,14 @@ from ..models import IdempotencyKey
 from .texts import as_utf8, cut, encodable
 
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
-"""The media types of an entered response, none of which a browser runs as code."""
+"""The media types that an entered response can have. A browser runs none of them as code."""
 LONG_TEXT = {"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}
 Decide = tuple[Callable[..., None], tuple[Any, ...], str]
-"""A function of `maintenance.resolution`, its arguments after the key, and a sentence that says what was done."""
+"""A function from `maintenance.resolution`, its arguments after the key, and a sentence that says what was done."""
 
 
 def version(row: IdempotencyKey) -> str:
-    """Identify the state of a key, as a string that changes with every attempt and every decision."""
+    """Return a string that identifies the key's state. It changes with every attempt and every decision."""
     return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
 
 
@@ -38,7 +38,7 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 
 
 class DecisionForm(forms.Form):
-    """The form in which an operator decides about some keys, and says why.
+    """The form in which an operator makes a decision about one or more keys, and says why.
 
     Attributes:
         name: the last part of the page's address, and the action in the trail of decisions.
@@ -50,7 +50,7 @@ class DecisionForm(forms.Form):
 
     Args:
         keys: the keys as the operator sees them.
-        examples: an older result of each step, by its name.
+        examples: an older result of each step, by the step's name.
         user: the person who decides.
     """
 
@@ -88,7 +88,7 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """Whether this decision is possible in the present state of the key."""
+        """Whether this decision is possible in the key's present state."""
         return facts.idle
 
     @classmethod
@@ -140,7 +140,7 @@ class ReleaseForm(DecisionForm):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A half-done key continues without a release, and a key that cannot be decrypted would fail even after one."""
+        """A half-done key needs no release to continue, and an undecryptable key would fail even after a release."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod
@@ -152,7 +152,7 @@ class ReleaseForm(DecisionForm):
 
 
 class RecordForm(DecisionForm):
-    """Records the result of a step."""
+    """Records a step's result."""
 
     name, label = "record", _("Record an outcome")
     explanation = _(
@@ -200,7 +200,7 @@ class RecordForm(DecisionForm):
 
 
 class AnswerForm(DecisionForm):
-    """Stores the final response of a key."""
+    """Stores a key's final response."""
 
     name, label = "answer", _("Answer by hand")
     explanation = _(

@@ -1,4 +1,4 @@
-"""May this person see the secrets of a key, and where do its caller and its resource link to?"""
+"""May this person see a key's secrets, and where do its caller and its resource link to?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .story import Story
 from .texts import badge, encodable, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
-"""The scope of a user whose row is in the default database, see `scope_of_user`."""
+"""The scope of a user whose row is in the default database. See `scope_of_user`."""
 TEXT_LENGTH = 24
 """How many characters of a caller or a resource the list shows."""
 
@@ -64,7 +64,7 @@ def shown(row: Any) -> Shown:
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
     """Set `shown` on each row, for the current user.
 
-    It takes at most two queries for all rows: one for the steps, one for the database's time.
+    It takes at most two queries for all rows: one for the steps, and one for the database's time.
 
     Args:
         results: whether to read the results and errors of the steps as well.
@@ -87,10 +87,10 @@ def _named(type_: str, id_: str) -> str:
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
-    """Link to the admin page of an object, or return None if there is no such page or the user may not see it.
+    """Link to an object's admin page, or return None if there is no such page or the user may not see it.
 
     Args:
-        type_: the label of a model, or its name alone if only one model in the admin has it.
+        type_: a model's label, or just its name if only one model in the admin has that name.
     """
     site = model_admin.admin_site
     models = [model for model in site._registry if type_.lower() in (model._meta.label_lower, model._meta.model_name)]

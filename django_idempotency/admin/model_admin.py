@@ -56,7 +56,7 @@ def _response(key: Shown) -> Any:
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
-    """The other keys that may stand for the same request: why, the key, and its time. No key is listed twice."""
+    """Other keys that may stand for the same request, each with the reason and its time. No key is listed twice."""
     found = (
         (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
         (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),

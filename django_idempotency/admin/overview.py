@@ -30,7 +30,7 @@ LISTED = 2_000
 FILTERED = 100_000
 """How many of the latest keys a filter reads. Without a limit, looking for a rare value could read all of them."""
 SAME = 10
-"""How many other keys with the same request the page of a key shows at most."""
+"""The maximum number of other keys with the same request that a key's page shows."""
 
 NEAR = 50_000
 """How many ids before and after a key are searched for another key of its caller. See `same_caller`."""
@@ -47,9 +47,9 @@ SCANS = (
     (LIVE, "locked_until", ("in_flight",)),
     (FAILED_ONLY, "created_at", ("failed",)),
 )
-"""For each index: the condition of its rows, its column, and the states that are found in it. Which state a row is in
-is decided after reading it, because a query with a condition on the row's counts would read on until it had found
-enough rows.
+"""For each index: the condition of its rows, its column, and the states that are found in it. A row's state is
+determined after the row has been read, because a query with a condition on the row's counts would read on until it had
+found enough rows.
 """
 
 
@@ -73,14 +73,14 @@ def find(state: str, keys: Keys) -> list[int]:
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     """Yield each state with the ids of its keys, and whether a query has reached its limit of `most` rows.
 
-    A key in several states is yielded with the worst of them.
+    A key in several states is listed under the worst of them.
     """
     found: dict[str, set[int]] = {name: set() for name in FOUND}
     limited: set[str] = set()
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
-        # Claims without a lease are among the first keys that are due, because a cleanup leaves them alone. Looking
-        # further would mean reading everything that it has yet to delete.
+        # Claims without a lease are among the keys that expired first, because a cleanup leaves them alone. Looking
+        # further would mean reading all the keys that the next cleanup has yet to delete.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:
@@ -118,7 +118,7 @@ def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[Idemp
     """Other keys of this caller with the same fingerprint, the nearest first.
 
     A client that uses a new key for a retry sends it soon, so only ids near this one are read. Callers without
-    credentials are left out: they all share one scope, so two identical requests in it mean nothing.
+    credentials are left out: they all share one scope, so two identical requests under it mean nothing.
     """
     if row.fingerprint is None or row.scope == ANONYMOUS:
         return []
@@ -142,7 +142,7 @@ class Number:
 
     Attributes:
         limited: whether the count stopped at its limit, so that there may be more.
-        operations: in a state that needs attention, each operation with its number of keys and its oldest key.
+        operations: for a state that needs attention, each operation with its number of keys and its oldest key.
     """
 
     state: str
@@ -163,7 +163,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """Count the keys that this user may see in each state, with about twelve queries."""
+    """Count the keys that this user may see in each state, in about twelve queries."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)
@@ -176,7 +176,7 @@ def hanging(running: Iterable[RunningTransaction]) -> int:
 
 
 def attention(numbers: list[Number]) -> Number:
-    """Add up the states that need attention."""
+    """Add up the numbers for the states that need attention."""
     needing = [number for number in numbers if number.state in NEEDING]
     return Number("attention", sum(one.count for one in needing), any(one.limited for one in needing))
 

@@ -1,4 +1,4 @@
-"""What has happened to a key, what is certain, what is not, and what comes next: the texts of its page."""
+"""What has happened to a key, what is certain, what is not, and what comes next: the text on its page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """Answers the questions of an operator who looks at a key, each in a few short sentences or not at all."""
+    """Answers an operator's questions about a key, each in a few short sentences or not at all."""
 
     @property
     def happened(self) -> str:
@@ -141,14 +141,14 @@ class Story(Facts):
                 "The view runs again and repeats the calls in doubt, with the same derived keys. If the view has a "
                 "reconcile function, that is asked first."
             )
-        return _(  # no policy counts as "hold"
+        return _(  # a missing policy counts as "hold"
             "It is refused with 409, and no call is repeated. If the view has a reconcile function, that is asked "
             "first."
         )
 
     @property
     def to_do(self) -> str:
-        """What to do. While an abandoned worker may only be slow, the first thing is to make sure that it is dead."""
+        """What to do. As long as an abandoned worker may just be slow, first make sure that it is dead."""
         if self.unreadable:
             return _(
                 "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "

@@ -27,17 +27,17 @@ SHOWN = 64 * 1024
 """The most bytes of a text that a page shows."""
 ENCRYPTED = gettext_lazy("Encrypted. To see the text, you need the permission “Can view stored response bodies”.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
-"""The shape before the name of each state, so that readers don't depend on colours. Each has a CSS class."""
+"""The shape before each state's name, so that readers don't depend on colours. Each state has a CSS class."""
 
 
 def badge(state: str) -> SafeString:
-    """The shape and the name of a state, as HTML."""
+    """A state's shape and name, as HTML."""
     html = '<span class="idempotency-badge idempotency-{}"><span aria-hidden="true">{}</span> {}</span>'
     return format_html(html, state, SHAPES[state], STATES[state].label)
 
 
 def moment(value: datetime | None) -> str:
-    """A time in the local zone, and in UTC, in which other services often write their logs."""
+    """A time in the local zone and in UTC, which other services often use in their logs."""
     if value is None:
         return "-"
     if is_naive(value):  # with USE_TZ = False, see the system check W004
@@ -65,7 +65,7 @@ def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
 def readable_error(row: Row, column: str, stored: str | None, *step: str, allowed: bool) -> str:
     """The text of a stored error, or why it is hidden.
 
-    An encrypted one is hidden from users without permission, because it can contain secrets.
+    An encrypted error is hidden from users without permission, because it can contain secrets.
     """
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
@@ -99,14 +99,14 @@ def readable_body(body: bytes) -> str:
 def cut(text: bytes) -> str:
     """The beginning of the text, as it is.
 
-    JSON is not indented, because parsing it can change numbers, and drops one of two values with the same name.
+    JSON is not indented: parsing it could change numbers, and would drop one of two values with the same name.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)
 
 
 def as_utf8(json_text: str) -> bytes:
-    """JSON in UTF-8, in which a surrogate character becomes an escape sequence such as "\\ud800"."""
+    """Encode JSON as UTF-8. A surrogate character becomes an escape sequence such as "\\ud800"."""
     return json_text.encode(errors="backslashreplace")
 
 

@@ -64,7 +64,7 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
-    """The derived key of a call, if the view had asked for it before each start. Otherwise the gateway may never have
+    """A call's derived key, if the view had asked for it before each start. Otherwise the gateway may never have
     seen it, and a person who looked for it there would conclude that the call did not happen.
 
     Args:
@@ -91,7 +91,7 @@ def sent_keys(key: Facts) -> list[str]:
 
 
 def copyable(text: str) -> SafeString:
-    """A text with a button that copies it, which stays hidden without the script of the admin pages."""
+    """The text with a copy button, which stays hidden without the admin pages' script."""
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
 
@@ -146,7 +146,7 @@ def value_text(kept: str) -> str:
 
 
 def last_decision(key: Shown) -> str:
-    """The last decision: who, what, when and why. Empty if there is none. If it cannot be shown, the text says why."""
+    """The last decision: who, what, when and why. If there is none, it is empty; if it cannot be shown, it says why."""
     made, hidden = _trail(key)
     if not made:
         return hidden
@@ -180,7 +180,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
 
 
 def decided(made: Decision) -> str:
-    """Who decided, and what, in one sentence."""
+    """A sentence that says who decided what."""
     texts = {
         "release": _("%(by)s released the key for a retry"),
         "record": _("%(by)s recorded the result of “%(detail)s”"),

@@ -1,4 +1,4 @@
-"""Delete expired keys, in many short transactions instead of a long one."""
+"""Delete expired keys in many short transactions instead of a single long one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..models import IdempotencyKey
 from .lookups import refuse_out_of_range
 
 BATCH_SIZE = 5000
-"""Rows per transaction. PostgreSQL deletes 5000 in about 10 ms, too short to disturb live traffic."""
+"""Rows per transaction. PostgreSQL deletes 5000 in about 10 ms, which is too little time to disturb live traffic."""
 FREED = "cleanup_idempotency_keys: the lease had expired, and nothing outside had been called."
-"""The error text of a stuck key that a cleanup marks as failed. The index of failed rows needs one."""
+"""The error text for stuck keys that a cleanup marks as failed. The index on failed keys needs an error text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Cleanup:
         deleted: how many keys were deleted.
         batches: how many transactions changed keys.
         complete: whether all expired keys are gone, except those that another transaction had locked.
-        stuck, in_doubt, half_done: how many keys are in these states. Each key is counted only once.
-        unstuck: how many stuck keys were marked as failed, because they had called nothing outside. Their next retry
-            runs at once.
+        stuck, in_doubt, half_done: how many keys are in each of these states. Each key is counted only once.
+        unstuck: how many stuck keys were marked as failed, because no external call had been made under them. Their
+            next retry runs at once.
     """
 
     deleted: int
@@ -62,8 +62,8 @@ def cleanup_idempotency_keys(
 
     Call it from cron, Celery beat or django.tasks; several cleanups can run at once. On databases with SKIP LOCKED,
     each of them skips the rows that the others have locked. Stuck keys are marked as failed first, so that their next
-    retry runs at once. This is harmless, because they have made no external call. Keys that are in progress, in doubt
-    or half done are never deleted or changed, only counted.
+    retry runs at once. This is harmless, because no external call has been made under them. Keys that are in progress,
+    in doubt or half done are never deleted or changed, only counted.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -81,7 +81,7 @@ def cleanup_idempotency_keys(
         ValueError: a number is out of range.
         RuntimeError: a transaction is already open.
         IdempotencyConfigurationError: a migration is missing, the alias is unknown, or the database has no store.
-        DatabaseError: the database reported an error. Keys that earlier batches deleted stay deleted.
+        DatabaseError: the database reported an error. Keys deleted by earlier batches stay deleted.
     """
     refuse_out_of_range(1, batch_size=batch_size)
     refuse_out_of_range(0, max_seconds=max_seconds, pause=pause)
@@ -118,7 +118,7 @@ def is_over(stop: Event | None, deadline: float) -> bool:
     """Whether a cleanup or a recovery must stop.
 
     `stop.wait()` would briefly take the event's lock, and a signal handler that calls `stop.set()` in the same thread
-    would then wait for its own thread for ever. `is_set()` takes no lock.
+    would then wait forever for a lock that its own thread holds. `is_set()` takes no lock.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 
@@ -126,8 +126,8 @@ def is_over(stop: Event | None, deadline: float) -> bool:
 def free_harmless(alias: str, batch_size: int) -> int:
     """Mark up to `batch_size` stuck keys as failed, inside the caller's transaction, and return how many were marked.
 
-    They have made no external call, so nothing is lost: the next retry runs at once with the stored steps, and the
-    fence stops the old worker if it is still alive. Locked rows are skipped where the database has SKIP LOCKED.
+    No external call has been made under them, so nothing is lost: the next retry runs at once with the stored steps,
+    and the fence stops the old worker if it is still alive. Locked rows are skipped if the database has SKIP LOCKED.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -136,7 +136,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark the keys that are still stuck as failed, and return how many were marked. Their rows must be locked.
+    """Mark as failed those keys that are still stuck, and return how many were marked. Their rows must be locked.
 
     The state is checked again, because a worker may have started an external call before the rows were locked. Marked
     keys are kept for at least one more `ttl`.

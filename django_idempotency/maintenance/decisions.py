@@ -1,7 +1,7 @@
-"""The trail of decisions about a key, which is stored in a column of its row and deleted with it.
+"""A key's trail of decisions, which is stored in a column of the key's row and deleted with the row.
 
-Each entry says what was decided and when, and, where known, by whom and why. Steps that were in doubt are copied into
-it, because a decision can delete them.
+Each entry says what was decided and when and, if known, by whom and why. Steps that were in doubt are copied
+into it, because a decision can delete them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 SEALED = "sealed"
-"""The name of the entry that holds a whole trail that could not be decrypted when the next decision was made."""
+"""The name under which a trail's first entry holds the previous trail, if that could not be decrypted."""
 RECORDED = frozenset({"record", "correct"})
-"""The actions that gave a step its result."""
+"""The actions that give a step its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class Decision:
 
     Attributes:
         action: "release", "record", "correct", "answer" or "recover".
-        at: when, as ISO 8601 with the zone; default: now.
-        by: the user name, or the name of the command.
+        at: the time in ISO 8601 format, with its UTC offset; default: now.
+        by: the name of the user or the command.
         reason: the reason that the person gave.
         attempt: the attempt that the decision was about.
         detail: the step that was recorded, or the status of the answer.
         steps: the steps that were in doubt at that time, each with its name, kind, attempt, keyed, started_at, error.
-        replaced: the result that the action "correct" has replaced, in its stored form.
+        replaced: the result that a "correct" action has replaced, in its stored form.
     """
 
     action: str
@@ -68,7 +68,7 @@ def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Runs no query. Raises `NotDecryptable`.
 
     Unknown fields are ignored. An entry that cannot be read, for example because a newer version of the package wrote
-    it, becomes a decision with the action "unreadable" and the time of the key's last change.
+    it, becomes a decision whose action is "unreadable" and whose time is that of the key's last change.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [
@@ -101,14 +101,14 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
 
 
 def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
-    """Copy a step in doubt for the trail."""
+    """Return a copy of a step in doubt, to be stored in the trail."""
     kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "keyed", "started_at")}
     return {**kept, "error": readable(row, "error", step.error, step.name)}
 
 
 def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
-    """Decrypt text for the trail. If its encryption key is missing, the text is kept as it is, in case the key is
-    found some day: a decision rests on the other side's books, and doesn't need the text.
+    """Decrypt text for the trail. If its encryption key is missing, the text stays encrypted, in case the key is found
+    later. A decision is based on the other side's records, so it doesn't need the text.
     """
     try:
         return unseal(row, column, stored, *step)
@@ -117,7 +117,7 @@ def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -
 
 
 def _is_readable(entry: Any) -> bool:
-    """Whether this version understands the entry. If not, the admin only notes that there is one."""
+    """Whether this version understands the entry. If not, the admin only notes that an entry exists."""
     try:
         steps = entry.get("steps", [])
         times = [entry["at"], *(step["started_at"] for step in steps)]

@@ -1,4 +1,4 @@
-"""Look up one key in a backend, for an operator. A backend cannot list its keys, so the key's whole identity must be
+"""Let an operator look up one key in a backend. A backend cannot list its keys, so the key's whole identity must be
 given.
 """
 
@@ -21,7 +21,7 @@ class KeyInBackend:
 
     Attributes:
         status: "in_progress" while a worker's lease lasts, or "completed".
-        status_code: the status of the stored response, 200 for a result of `run_once`, or None while it is in progress.
+        status_code: the status of the stored response, 200 for a `run_once` result, or None for a key in progress.
         resource: the type and id passed to `refer_to`, or None.
     """
 
@@ -31,7 +31,7 @@ class KeyInBackend:
 
 
 def find_in_backend(backend: str, *, scope: str, operation: str, key: str) -> KeyInBackend | None:
-    """Look up one key in a backend, with one read. No database is queried.
+    """Look up one key in a backend with a single read. No database is queried.
 
     Args:
         backend: its name in `BACKENDS`.

@@ -1,4 +1,4 @@
-"""Is what a person has entered usable as the result of a step, or as the response of a key?"""
+"""Can the text that a person has entered be used as a step's result, or as a key's response?"""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def entered_answer(status: int, body: str) -> Snapshot:
 def result_of(
     value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
-    """Return the result of a step that a person has entered as JSON.
+    """Return the step result that a person has entered as JSON.
 
     Args:
         value: what `json_value` returned. An object with a model and a primary key stands for that row.
         envelope: whether the step itself returns objects that look like the stored form of a result.
-        allowed: whether this person may know which rows of a model exist.
+        allowed: tells whether this person may know which of a model's rows exist.
 
     Raises:
         ValueError: the value cannot be the result. The message says why.

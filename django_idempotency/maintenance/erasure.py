@@ -1,11 +1,11 @@
-"""Delete what is stored about a caller: one key, so that the next request with it runs, or everything, if a person
+"""Delete what is stored about a caller: one key, so that the next request with it runs, or everything, if someone
 wants their personal data erased.
 
 # Note [What is never forgotten]
 `forget` and `forget_scope` do not delete a key that is in progress, because a worker may be processing it. They also
 keep a failed key that has a finished call or a step in doubt: without it, the next retry would make the call a second
 time. A key that is in progress without a lease is kept as well, because its code ended its own transaction and was
-interrupted after that. `Forgotten.kept` counts them all. With `include_unsettled`, keys that are stuck, in doubt or
+interrupted after that. `Forgotten.kept` counts all of these. With `include_unsettled`, keys that are stuck, in doubt or
 half done are deleted, too; only those with a live lease or a locked row are kept. After that, the database has no
 record of the calls that were made under a deleted key.
 
@@ -40,7 +40,7 @@ BATCH_SIZE = 5000
 """Rows per query and per transaction. PostgreSQL deletes 5000 in about 10 ms."""
 logger = logging.getLogger("django_idempotency")
 SETTLED = (FAILED_STATE.name, COMPLETED.name)
-"""The states of keys that no retry needs, so that they can be deleted."""
+"""The states in which no retry needs the key, so that it can be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def forget_scope(
 ) -> Forgotten:
     """Delete everything that is stored about one caller: keys, stored responses, steps.
 
-    Take away the caller's access first: a request that is still running can store its key after the deletion. The query
+    Revoke the caller's access first: a request that is still running can store its key after the deletion. The query
     uses the index on `scope` and locks only the rows of this scope. Each batch runs in one transaction, or in a
     savepoint of an outer `atomic()` block.
 
@@ -123,16 +123,16 @@ def forget_scope(
         How many keys were deleted, and how many had to be kept.
 
     Raises:
-        DatabaseError: the database reported an error. Keys that earlier batches deleted stay deleted.
+        DatabaseError: the database reported an error. Keys deleted by earlier batches stay deleted.
     """
     rows = IdempotencyKey.objects.using(store_for(alias_for(using)).alias).filter(of_scope(scope))
     return _forget(rows, include_unsettled=include_unsettled, dry_run=dry_run, progress=progress)
 
 
 def of_scope(scope: str) -> Q:
-    """Return the condition for the keys of a scope, which may be given as `scope=` returns it or as the admin shows it.
+    """Return the condition for a scope's keys. The scope may be given as `scope=` returns it or as the admin shows it.
 
-    For a user, it also finds the keys of OAuth clients that act on their behalf.
+    For a user, the condition also matches the keys of OAuth clients that act on their behalf.
     """
     # No stored scope contains control characters.
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}

@@ -1,4 +1,4 @@
-"""What a key's row and its steps say, for the admin, the commands and the decisions."""
+"""What a key's row and steps say about it, for the admin, the commands and the decisions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True)
 class Facts(Seen):
-    """The row of a key with its steps, oldest first."""
+    """A key's row with its steps, oldest first."""
 
     steps: Sequence[IdempotencyStep]
 
     @cached_property
     def doubts(self) -> list[IdempotencyStep]:
-        """The steps without a result. None is in doubt while a worker holds the key."""
+        """The unfinished steps, or none while a worker holds the key, because then nothing is in doubt."""
         return [step for step in self.steps if step.finished_at is None] if self.idle else []
 
     @cached_property
@@ -53,8 +53,8 @@ class Facts(Seen):
 
     @cached_property
     def unkeyed(self) -> list[str]:
-        """The calls in doubt that "retry-keyed" does not repeat, because one of their starts had no derived key, or
-        because the first start is so long ago that the other side may have forgotten the key.
+        """The calls in doubt that "retry-keyed" does not repeat, because they were started at least once without a
+        derived key, or because their first start was so long ago that the other side may have forgotten the key.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
@@ -84,8 +84,8 @@ class Facts(Seen):
 
     @cached_property
     def recordable(self) -> list[str]:
-        """The steps for which a person can record a result: those in doubt, those whose value was lost, and those for
-        which a person has recorded one before.
+        """The steps for which a person can record a result: those in doubt, those whose value was lost, and those
+        whose result a person has already recorded.
         """
         recorded = correctable(self.row)
         return [*self.in_doubt, *(name for name in self.finished if name in recorded or name in self.lost)]
@@ -104,7 +104,7 @@ class Facts(Seen):
 
 
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
-    """Return the facts about each row, in the order of the rows, which must all be in the same database.
+    """Return the facts about each row, in the same order. All rows must be in the same database.
 
     It takes at most two queries, however many rows there are, and none if all keys are completed and `results` is
     False.

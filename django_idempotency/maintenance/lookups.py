@@ -36,7 +36,7 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
         using: database alias; default: the write alias of the key table.
 
     Returns:
-        The rows, oldest first. A text that cannot be a key finds none.
+        The rows, oldest first. There are none if the text cannot be a key.
     """
     text = key_or_reference.strip()
     found = Q(pk__in=[])
@@ -59,7 +59,7 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys whose lease has expired and whose work has made no external call. The next retry takes them over.
 
-    Their workers have died or were too slow. The query reads the partial index of leased keys; the lease that expired
+    Their workers died or were too slow. The query reads the partial index of leased keys; the key whose lease expired
     first comes first.
     """
     return _in(STUCK, using)
@@ -68,7 +68,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds and for which it is unknown whether a step took effect.
 
-    They come in no particular order. Keys in progress without a lease are among them, but only after their `ttl`: their
+    They come in no particular order. Keys in progress without a lease are among them, but only after their `ttl`: the
     view ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed. The query
     reads the partial indexes of failed and of leased keys, and the index on `expires_at`.
     """
@@ -76,7 +76,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds, whose external call has finished but which never got a final result.
+    """Find keys that no worker holds and whose external call has finished, but that never got a final result.
 
     They come in no particular order. None of their steps is in doubt, and they do not expire before they are completed.
     The query reads the partial indexes of failed and of leased keys.
@@ -104,15 +104,15 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
     """List the open transactions that have claimed keys in atomic mode, oldest first.
 
-    The result is None if the database isn't PostgreSQL. One query reads PostgreSQL's list of locks, and no table. It
-    finds every transaction that holds an advisory lock and has written to the key table. This includes transactions in
-    which a step or a cleanup runs and your project has taken an advisory lock of its own.
+    The result is None if the database isn't PostgreSQL. A single query reads PostgreSQL's list of locks, but no
+    table. It finds every transaction that holds an advisory lock and has written to the key table. This includes
+    transactions in which a step or a cleanup runs, if your project has taken an advisory lock of its own in them.
     """
     return store_for(alias_for(using)).running()
 
 
 def refers_to(text: str) -> Q:
-    """Return the condition of `find_resource`. The type ends at the first space: only an id can contain spaces."""
+    """Return the condition for `find_resource`. The type ends at the first space: only an id can contain spaces."""
     text = text.strip()
     found = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
@@ -135,7 +135,7 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 def refuse_out_of_range(least: float, most: float = math.inf, **numbers: float | None) -> None:
     """Raise `ValueError` if one of the numbers is below `least` or above `most`."""
     for name, number in numbers.items():
-        if number is not None and not least <= number <= most:  # also refuses NaN
+        if number is not None and not least <= number <= most:  # also rejects NaN
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
             raise ValueError(f"{name} must be {bounds}, not {number!r}.")
 
@@ -147,7 +147,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """The keys that the text can stand for: all of it, or what is inside its quotes, as copied from a header."""
+    """The keys that the text can stand for: the whole text, or what is inside its quotes, as in a copied header."""
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):

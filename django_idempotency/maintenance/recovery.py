@@ -53,7 +53,7 @@ UNCLAIMED: dict[type, str] = {
 """Why a recovery leaves a key as it is, although nobody else has claimed it."""
 FASTER = "a retry, another recovery or a person was faster"
 LEFT = "reconcile has left the key to the next retry."
-"""The error text of a key that has no other error."""
+"""The error text for a key that has no other error."""
 Outcome = Literal["completed", "left", "failed", "passed", "would ask"]
 logger = logging.getLogger("django_idempotency")
 
@@ -67,7 +67,7 @@ class Asked:
         operation: the name of the operation.
         outcome: "completed", "left" (the key still needs attention), "failed" (`reconcile` raised an error), "passed"
             (another worker was faster) or "would ask" (a dry run).
-        reason: why, in words.
+        reason: the reason for the outcome, in words.
         keys: how many keys had this outcome.
     """
 
@@ -120,7 +120,7 @@ def recover_idempotency_keys(
 
     Args:
         using: database alias; default: the write alias of the key table.
-        older_than: seconds, or a timedelta, since the last change of the key's state.
+        older_than: how long a key's state must have been unchanged, in seconds or as a timedelta.
         operations: names of operations, such as "POST orders/"; default: all.
         max_seconds: after this many seconds, stop as soon as the current key is finished.
         dry_run: only report which keys would be asked about.
@@ -135,7 +135,7 @@ def recover_idempotency_keys(
         ValueError: a number is out of range, or `operations` is a single string instead of a list.
         IdempotencyConfigurationError: a transaction is open, a view's options are invalid, the alias is unknown, or the
             database has no store.
-        DatabaseError: the database reported an error. Keys that were completed before it stay completed.
+        DatabaseError: the database reported an error. Keys completed before that stay completed.
     """
     age = seconds_of(older_than)
     refuse_out_of_range(0, max_seconds=max_seconds)
@@ -213,7 +213,7 @@ def _log(asked: Asked, using: str) -> None:
 
 
 def _declared(operation: str) -> Declaration | str:
-    """The declaration whose `reconcile` is called for an operation, or the reason why there is none."""
+    """The declaration whose `reconcile` is called for an operation, or the reason why there is no such declaration."""
     found = registered(operation)
     if not found:
         return (
@@ -229,8 +229,10 @@ def _declared(operation: str) -> Declaration | str:
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
-    """A retry that arrives after its route was renamed runs under the new name. What it did must not be repeated under
-    the old one.
+    """Whether the key was completed under another name of its operation, and if so, which.
+
+    A retry that arrives after a route was renamed runs under the new name. What it did must not be repeated under the
+    old one.
     """
     same = IdempotencyKey.objects.using(row._state.db).filter(key_hash=row.key_hash, key=row.key, scope=row.scope)
     other = same.filter(status=IdempotencyKey.Status.COMPLETED).exclude(operation=row.operation).first()
@@ -246,7 +248,7 @@ def _outcome(
     store: Store, row: IdempotencyKey, declared: Declaration, by: str = BY, why: str = ""
 ) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # Without a fingerprint, the stored one stays; with `known_only`, a deleted key is not created again.
+    # No fingerprint is passed, so the stored one stays; with `known_only`, a deleted key is not created again.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
     if not isinstance(claim, Claimed):
@@ -255,7 +257,7 @@ def _outcome(
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Ask `reconcile` without running the work. On None, the key and its steps stay for the next retry."""
+        """Ask `reconcile` without running the work. If it returns None, the key and its steps are left for a retry."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -268,7 +270,7 @@ def _outcome(
         report_outcome(outcome, wanted.identity, store.alias)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        # A broken connection is replaced for the next key, but not within the `atomic()` block of a TestCase.
+        # A broken connection is replaced for the next key, but not within a TestCase's `atomic()` block.
         if not store.connection.in_atomic_block:
             store.connection.close_if_unusable_or_obsolete()
         return "failed", f"reconcile raised {describe(error)}"

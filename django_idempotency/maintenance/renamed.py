@@ -1,10 +1,10 @@
 """Which stored keys can retries no longer find, because their operation's route was renamed or removed?
 
 # Note [Operations are found among the keys that expire next]
-No index begins with the operation, and a page cannot wait for a scan of the table. Two bounded queries are enough: one
+No index begins with the operation, and a page cannot wait for a table scan. Two bounded queries are enough: one
 for the keys that need attention, and one for those that expire next. The latter are the oldest keys that are still
-replayed, whatever their `ttl`. If a route has been renamed since they were stored, its old name is among them, in
-proportion to its share of all requests. A rename before that has left no keys behind.
+replayed, whatever their `ttl`. If a route has been renamed since they were stored, its old name occurs among them,
+in proportion to the route's share of all requests. An earlier rename has left no keys behind.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 READ = 1_000
-"""How many keys each of the two queries reads at most."""
+"""The maximum number of keys that each of the two queries reads."""
 LOST = "database {!r} stores keys of {!r}, but no endpoint has that name: their retries run again."
 OF_A_ROUTE = re.compile("[A-Z]+ .*")
 """An operation without an explicit name is named after its method and route."""
 
 
 def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
-    """List the operations among the stored keys that are named after a method and a route, but that no endpoint has any
-    more.
+    """List the stored keys' operations that are named after a method and a route but no longer belong to any endpoint.
 
     Explicit names are left out, because `run_once` uses them as well.
 
@@ -60,7 +59,7 @@ def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:
 
 
 def _in_every_language(operation: str) -> str:
-    """`i18n_patterns` lists an endpoint only under the language that is active at the moment."""
+    """Replace a language prefix by `*`, because `i18n_patterns` lists an endpoint only under the active language."""
     method, _, route = operation.partition(" ")
     language, _, rest = route.partition("/")
     return f"{method} */{rest}" if language in (settings.LANGUAGE_CODE, *dict(settings.LANGUAGES)) else operation

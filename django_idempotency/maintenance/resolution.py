@@ -1,5 +1,5 @@
-"""Let a person decide about a key that is stuck, in doubt or half done. The admin calls these functions; so can your
-code.
+"""Let a person decide about a key that is stuck, in doubt or half done. The admin calls these functions, and your own
+code can call them, too.
 
 A decision locks the key's row, in one transaction or in a savepoint of an outer `atomic()` block. It is possible once
 the key has failed or its lease has expired by the database's clock, and also for a key that is in progress without a
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 DECIDED = "A decision ended this attempt."
-"""The error text of a key that has no other. The index of failed rows needs one."""
+"""The error text for a key that has no other. The index on failed keys needs an error text."""
 
 
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
-    """Allow the next retry, which repeats the steps in doubt and uses the derived keys that the view asks for.
+    """Let the next retry run. It repeats the steps in doubt, and uses the derived keys that the view asks for.
 
     A step in doubt can then run twice, so first make sure that it did not happen and that its worker is dead. If the
     key is in progress without a lease, the next retry runs the whole work again: first undo the writes that the work
@@ -131,12 +131,12 @@ def close_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """How many keys `resolve_all` resolved and refused.
+    """How many keys `resolve_all` resolved, and how many it refused.
 
     Attributes:
         resolved: how many keys were resolved.
-        refused: how many keys had changed since they were read, are held by a worker with a live lease, or need a
-            confirmation.
+        refused: how many keys were refused, for example because they had changed since they were read, were held by a
+            worker with a live lease, or needed a confirmation.
     """
 
     resolved: int
@@ -193,8 +193,8 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     """Store the decision with a copy of the steps in doubt, and fence off the old attempt.
 
-    The key is kept for the project's `ttl` from now on, so that a retry can find it, but never expires earlier than
-    before.
+    The key is kept for at least the project's `ttl` from now on, so that a retry can find it. It never expires earlier
+    than it would have without the decision.
     """
     row, doubts = facts.row, [step_entry(facts.row, step) for step in facts.doubts]
     open_ = "status" not in changes and bool(changes.get("unknown", row.unknown) + changes.get("effects", row.effects))

@@ -1,4 +1,4 @@
-"""A restored backup has lost the newest external calls. How do their results get back into it?"""
+"""Enter the results of the newest external calls, which a restored backup does not contain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..models import IdempotencyKey
 ENTERED = "The results of its calls were entered, for example after a restore."
 """The error text of a key whose results were entered."""
 LEASE = 60
-"""Seconds. It never runs out, because the claim ends in the transaction that made it."""
+"""The lease in seconds. It never runs out, because the claim ends in the transaction that made it."""
 
 
 def remember_calls(
@@ -28,7 +28,7 @@ def remember_calls(
     """Store the results of a key's steps, so that no retry makes these calls again, and return what is stored.
 
     A key that the table has lost is created. Afterwards the key is half done: the next retry or recovery does the rest
-    of the work. Calling this again is safe: results that are already stored stay, and nothing changes if the key is
+    of the work. Calling this again is safe: stored results stay as they are, and nothing changes if the key is
     completed, if a worker is processing it, or if a write is in doubt. The function runs in one transaction, or in a
     savepoint of an outer `atomic()` block.
 
@@ -36,8 +36,8 @@ def remember_calls(
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
-        results: the result of each step that the work or `reconcile` must find, by the step's name: JSON, or a saved
-            model instance. Leave out steps that wrote rows, because those rows are lost and have to be written again.
+        results: the result of each step that the work or `reconcile` must find, by the step's name. Each is JSON, or a
+            saved model instance. Leave out steps that wrote rows, because those rows are lost and must be rewritten.
         using: database alias; default: the write alias of the key table.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The list of keys as a spreadsheet: how its cells are written, and how the decisions that a person fills in are read.
+"""The list of keys as a spreadsheet: write its cells, and read the decisions that a person has filled in.
 
 Spreadsheets change what they save. A new separator, a byte order mark and an apostrophe before a formula are undone.
-After any other change the whole file is refused, because a rounded number could stand for a different key or a
+After any other change, the whole file is refused, because a rounded number could stand for a different key or a
 different charge.
 """
 
@@ -21,10 +21,10 @@ from .entered import entered_answer, json_value, result_of
 from .resolution import close_with, record_outcome, release_for_retry
 
 TO_FILL = ("decision", "step", "result")
-"""They come first, because spreadsheets cut off empty cells at the end of a line."""
+"""These columns come first, because spreadsheets cut off empty cells at the end of a line."""
 READ = (*TO_FILL, "id", "reference", "attempt", "changed")
 FORMULA = ("=", "+", "-", "@")
-"""A spreadsheet runs a cell as a formula if it begins with one of these."""
+"""A spreadsheet treats a cell as a formula if it begins with one of these characters."""
 ROUNDED = re.compile(r"\s*-?([\d.,]+[eE][-+]?\d+|(\d[.,]?){16,})\s*")
 """Spreadsheets keep only 15 digits of a number."""
 
@@ -39,7 +39,7 @@ class Filled:
         step: the step whose result is recorded, or "".
         what: the decision as it was typed.
         action: the decision's name, as `Facts.needs_word` expects it.
-        decide, args: a function of `maintenance.resolution`, and its arguments after the key.
+        decide, args: a function from `maintenance.resolution`, and its arguments after the key.
     """
 
     pk: int
@@ -58,7 +58,7 @@ def cell(value: Any) -> str:
 
 
 def read(path: str) -> list[Filled]:
-    """Read those rows of an exported list in which a person filled in a decision.
+    """Read the rows of an exported list in which a person filled in a decision.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""What the management commands share: safe output, runs over several databases, and a clean end after a signal."""
+"""What the management commands share: safe output, runs over several databases, and a clean shutdown after a signal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NO_ENGINE = "django.db.backends.dummy"
 """The engine of `"default": {}`, which Django documents for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMED = 5
-"""How many schemas a line names at most."""
+"""The maximum number of schemas that a line names."""
 MOST = 100_000
-"""Up to how many keys a command counts before it starts, to show its progress."""
+"""The maximum number of keys that a command counts before it starts, to show its progress."""
 MOMENT = 1.0
 """Signals within this many seconds count as one, because `timeout` sends its signal twice: to the process, and to its
 process group.
@@ -36,7 +36,7 @@ process group.
 
 
 def first_line(error: object) -> str:
-    """The first line of an error. The others can contain data from a row."""
+    """The first line of an error. The other lines can contain a row's data."""
     return without_controls(str(error).partition("\n")[0])
 
 
@@ -45,7 +45,7 @@ class IdempotencyCommand(BaseCommand):
     _has_line = False
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Print errors in options and errors from databases without a traceback."""
+        """Print option errors and database errors without a traceback."""
         self._began = time.monotonic()
         try:
             return super().execute(*args, **options)
@@ -57,7 +57,7 @@ class IdempotencyCommand(BaseCommand):
             self._clear()
 
     def total(self, rows: QuerySet[Any]) -> int:
-        """Count the rows, up to `MOST`, if the output is a terminal. Otherwise nothing is counted."""
+        """Count the rows, up to `MOST`, if the output is a terminal. Otherwise, return 0 without counting."""
         return rows.values("pk")[:MOST].count() if self.stdout.isatty() else 0
 
     def show(self, done: int, total: int, name: str = "") -> None:
@@ -79,7 +79,7 @@ class IdempotencyCommand(BaseCommand):
     def say(self, text: str) -> None:
         """Print the text at once, with escape sequences for control characters and for what the output cannot encode.
 
-        Names of operations and steps can contain any character, and none may make a command fail.
+        The names of operations and steps can contain any character, and no character may make a command fail.
         """
         self._clear()
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # None for `io.StringIO`
@@ -132,9 +132,7 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
-        """Name the other schemas with key tables. Otherwise the keys of their tenants would stay there for ever,
-        unnoticed.
-        """
+        """Name the other schemas with key tables. Otherwise, their tenants' keys would stay there unnoticed."""
         if schemas := store_for(alias_for(alias)).elsewhere():
             command = type(self).__module__.rpartition(".")[2]
             named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
@@ -190,7 +188,7 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only once: a signal that interrupts the first call would wait for ever for the lock that the first call
+            # Only once: a signal that interrupts the first call would wait forever for the lock that the first call
             # still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:

@@ -16,7 +16,7 @@ register = template.Library()
 def idempotency_key(name: str = FORM_FIELD) -> SafeString:
     """Render a hidden field with a new key, which `from_form_field(name)` reads.
 
-    Do not cache the page: all its readers would get the same key.
+    Do not cache the page: otherwise, all its visitors would get the same key.
     """
     return format_html('<input type="hidden" name="{}" value="{}">', name, new_key())
 

@@ -17,18 +17,18 @@ logger = logging.getLogger("django_idempotency")
 
 @register.inclusion_tag("admin/django_idempotency/attention.html", takes_context=True)
 def idempotency_attention(context: Any) -> dict[str, Any]:
-    """Show how many keys need attention, with a link to them. Only people who may view keys see it, and only on an
+    """Show how many keys need attention, with a link to them. Only people who may view keys see this, and only on an
     admin site that has pages for keys.
 
     If the keys cannot be counted, the tag says so and the error is logged, but the rest of the page is not affected.
     """
-    # From the view itself, because two sites can have the same name.
+    # The site is taken from the view itself, because two sites can have the same name.
     request = context.get("request")
     site: Any = getattr(getattr(getattr(request, "resolver_match", None), "func", None), "admin_site", None)
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
         return {"address": None}
-    # Importing our admin registers it, which must not happen before the project is known to have registered it.
+    # Importing our admin registers it, which must not happen until it is known that the project has registered it.
     from ..admin.decisions import NAME
     from ..admin.overview import attention, hanging, overview
     from ..maintenance.lookups import running_transactions

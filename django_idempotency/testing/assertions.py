@@ -1,4 +1,4 @@
-"""Check in a project's test that an endpoint runs once for each key."""
+"""Check in a project's tests that an endpoint runs once for each key."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_idempotent(
         duplicates: how many duplicates to send.
         crash_at_each_step: whether to stop the leased view before and after each of its steps, as `kill -9` would, and
             send a retry after the lease has expired. Each stop uses a new key. The client must call the view in this
-            process. A `finally` block of the view runs, but cannot write to a database.
+            process. The view's `finally` blocks run, but cannot write to a database.
         repeatable: names of calls that are harmless when made twice without a derived key.
         with_key: `callable(key)` for an endpoint with `key=`. It returns the arguments of `client.post` that carry the
             key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers that

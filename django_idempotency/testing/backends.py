@@ -7,7 +7,7 @@ from ..engine.conf import backend_for, get_settings
 
 
 def clear_backends() -> None:
-    """Forget the keys of each `MemoryBackend` in `BACKENDS`, which the rollback of a `TestCase` does not reach.
+    """Forget the keys of each `MemoryBackend` in `BACKENDS`, which a `TestCase`'s rollback does not reach.
 
     Call it before each test, in a fixture or in `setUp`. Other backends are left alone.
     """

@@ -1,4 +1,4 @@
-"""The checks of `assert_idempotent`, which fail if the endpoint is not idempotent."""
+"""The checks that `assert_idempotent` makes. They fail if the endpoint is not idempotent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The checks of an endpoint, to be run in the order in which they are defined, because each needs the results of
-    those before it.
+    """The checks of one endpoint. They must run in the order in which they are defined, because each needs the results
+    of those before it.
 
     A check that fails raises AssertionError.
 
@@ -96,7 +96,7 @@ class EndpointChecks:
         """A different body under the first key must be refused."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # In a project's own format for errors, a refused payload looks like any other 4xx.
+        # In a project's own error format, a refused payload looks like any other 4xx.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -138,7 +138,7 @@ class EndpointChecks:
             )
 
     def duplicates_at_once(self, request: Request, count: int) -> None:
-        """Of simultaneous duplicates, one must run; the others get a conflict, a replay or 503."""
+        """One of several simultaneous duplicates must run; the others get a conflict, a replay or a 503."""
         __tracebackhide__ = True
         key = new_key()
         replies = send_at_once(request, key, count, self.alias)

@@ -42,12 +42,12 @@ class Stopped(BaseException):
 
 @dataclass(slots=True)
 class Watch:
-    """Records what one request does in leased mode, as the execute wrapper of its connections.
+    """Records what one request does in leased mode. It is the execute wrapper of the request's connections.
 
     Attributes:
         stop_at: the number of the place where the request is stopped, or None.
         stopped: whether it was stopped.
-        places: the places where it could be stopped, in words for a message.
+        places: the places where it could be stopped, in words that a message can use.
         used: the kind and the name of each step that the view used.
         ran: for each step whose function ran, by its kind and name, a value that identifies the function.
         derived: the names for which the view called `derive_key`.
@@ -73,7 +73,7 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # The last place: after the COMMIT of the response, a crash only loses the answer, and the retry is a replay.
+        # This is the last place: after the response's COMMIT, a crash only loses the answer, and the retry is a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -99,7 +99,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return original(operation, name)
 
     with ExitStack() as stack:
-        # An asynchronous view runs in another thread, but uses the connections of this one.
+        # An asynchronous view runs in another thread, but uses this thread's connections.
         for connection in connections.all():
             stack.enter_context(connection.execute_wrapper(watch))
         for name, kind in STEPS.items():
@@ -160,7 +160,7 @@ class CrashChecks:
     created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each place, and raise AssertionError at the first one whose retry goes wrong."""
+        """Check each place, and raise AssertionError at the first place after which the retry goes wrong."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
@@ -220,7 +220,7 @@ class CrashChecks:
         return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
 
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
-        """Yield each defect of the retry with advice.
+        """Yield each defect of the retry, with advice on how to fix it.
 
         A call without a derived key must not be made twice, and a step must keep its name. A look-up that `reconcile`
         passes to `operation.call`, to record the result of an earlier call, does not count as a second call.

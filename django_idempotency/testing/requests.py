@@ -1,4 +1,4 @@
-"""The requests of a test: repeated, with a changed body, or several at the same time."""
+"""Send a test's requests: repeatedly, with a changed body, or several at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..engine.conf import get_settings
 from ..models import IdempotencyKey
 
 QUOTED_CHARACTERS = 300
-"""How many characters of a body an error message quotes at most."""
+"""The maximum number of characters of a body that an error message quotes."""
 START_TIMEOUT = 60
 """Seconds after which a test fails if some threads cannot start, for example because no connection is free."""
 
@@ -66,8 +66,8 @@ class Reply:
 class Request:
     """A request that can be sent many times, under one key or several.
 
-    `with_key` returns, for a key, the arguments of `client.post` that carry it. With `alters_body`, `send` changes the
-    body, for example by adding a field.
+    `with_key` takes a key, and returns the arguments of `client.post` that carry it. With `alters_body`, `send` changes
+    the body, for example by adding a field.
     """
 
     client: Any
@@ -82,7 +82,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request with `client`, or else with its own client. That client's cookies do not change."""
+        """Send the request with `client`; default: the request's own client. The client's cookies do not change."""
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -155,7 +155,7 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
 
 
 def with_files_read(data: Any) -> Any:
-    """Replace files with copies in memory, because only those can be copied for each request."""
+    """Replace files with in-memory copies, because only those can be copied for each request."""
     if isinstance(data, dict):
         return {name: with_files_read(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):

@@ -36,8 +36,8 @@ def create_key(
     response: Any = None,
     using: str | None = None,
 ) -> IdempotencyKey:
-    """Write a row into the key table, like one that an earlier request with this key left behind. The next request
-    finds it.
+    """Write a row into the key table, as if an earlier request with this key had left it there. The next request finds
+    it.
 
     It is written in one transaction, or in a savepoint of an outer `atomic()` block. Having no fingerprint, it matches
     any request with this key.
@@ -50,7 +50,7 @@ def create_key(
             expired lease, and "failed" runs again at once; default: "completed", or "failed" with `steps` or
             `in_doubt`.
         steps: the results of finished calls, by the names of the calls.
-        in_doubt: names of calls that were started and have no result.
+        in_doubt: names of calls that were started but have no result.
         keyed: whether these calls were made with their derived keys, so that "retry-keyed" repeats those in doubt.
         on_abandoned: the policy of the endpoint for calls in doubt.
         response: the response to replay; default: 201 with an empty JSON object.

@@ -61,7 +61,7 @@ class Command(IdempotencyCommand):
             self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
-                # A pattern that is no longer needed could later hide a new endpoint without protection.
+                # A pattern that is no longer needed could later hide a new unprotected endpoint.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         if options["database"]:
             for operation in operations_without_a_route(using=options["database"], urlconf=options["urlconf"]):
@@ -81,5 +81,5 @@ def _patterns(file: Path | None) -> list[str]:
 
 def _allowed(patterns: Sequence[str], endpoint: Endpoint) -> bool:
     texts = (endpoint.route, f"{endpoint.method} {endpoint.route}", endpoint.view)
-    # A route can be a regular expression with a "[", which means something else to `fnmatch`.
+    # A route can be a regular expression that contains "[", which means something else to `fnmatch`.
     return any(text == pattern or fnmatchcase(text, pattern) for pattern in patterns for text in texts)

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from ..base import IdempotencyCommand, several, stoppable
 
 POLL = 0.5
-"""How many seconds the command takes at most to end after a signal."""
+"""The maximum number of seconds that the command takes to end after a signal."""
 
 
 class Server(ThreadingMixIn, WSGIServer):
@@ -21,7 +21,7 @@ class Server(ThreadingMixIn, WSGIServer):
 
 class Silent(WSGIRequestHandler):
     def log_message(self, *args: Any) -> None:
-        """Log nothing: Prometheus sends a request every few seconds, and none is worth a line."""
+        """Log nothing: Prometheus sends a request every few seconds, and none is worth a log line."""
 
 
 class Command(IdempotencyCommand):

@@ -28,7 +28,7 @@ REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 """The options with which a person confirms that they have asked the other side. Without them, the command skips the
-keys for which that is necessary.
+keys that need such a confirmation.
 """
 LOOKED_HELP = (
     "Let --release also release keys without a lease, keys with a write in doubt and, unless their policy is retry, "
@@ -45,7 +45,7 @@ FILE_HELP = (
     "skipped, and keys that have changed since the export are left alone."
 )
 SHOWN = 200
-"""How many characters of a step's result the command prints at most."""
+"""The maximum number of characters of a step's result that the command prints."""
 NOT_ALL = "Not all selected keys were decided."
 
 
@@ -135,7 +135,7 @@ class Command(IdempotencyCommand):
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
         """Close the keys with `answer`, or release them if it is None. Without `--apply`, only say what would be done.
 
-        Returns how many keys were decided, or would be.
+        Returns how many keys were decided, or would be decided.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -160,7 +160,7 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """The facts of the keys that the options select. An empty list as an option selects none."""
+    """The facts about the keys that the options select. An option that is an empty list selects none."""
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
@@ -176,12 +176,12 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["older_than"] is not None:
         keys = unchanged_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
-    # Doubts come first, because the customer may have paid already.
+    # Keys in doubt come first, because the customer may have paid already.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Why the decision is not possible for this key, or an empty text."""
+    """Why the decision is not possible for this key, or an empty string."""
     if action and not key.idle:
         return "it is completed, or a worker holds it"
     word = LOOKED if action == "release" else SETTLED
@@ -190,7 +190,7 @@ def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
 
 
 def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
-    """With --apply, decide as the row of the file says. Return why this was refused, or an empty text."""
+    """With --apply, make the decision in this row of the file. Return why it is refused, or an empty string."""
     if key is None:
         return "it is gone"
     if row.seen != (key.row.reference, key.row.attempt, key.row.updated_at):
