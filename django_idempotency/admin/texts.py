@@ -1,4 +1,4 @@
-"""Times, operations, long texts and encrypted texts as the admin shows them. Nothing here runs a query; the templates
+"""Format times, operations, long text and encrypted text for the admin. Nothing here runs a query; the templates
 do the escaping.
 """
 

@@ -1,4 +1,4 @@
-"""Send a test's requests: repeatedly, with a changed body, or several at the same time."""
+"""Send requests from a test: repeat one, change its body, or send several at the same time."""
 
 from __future__ import annotations
 

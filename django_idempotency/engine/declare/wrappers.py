@@ -5,9 +5,9 @@ view's own code is not.
 
 # Note [The package recognizes a wrapper by its code object]
 `functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not say which decorator made
-it. But the wrapper keeps its own code object, whose `co_qualname` begins with the name of the decorator, and the global
-variables of the decorator's module. Together, they identify the decorator. All wrappers made from middleware classes
-share one code object, and all wrappers made from context managers share another. These are named after the class of the
+it. But the wrapper keeps the global variables of the decorator's module, and its own code object, whose `co_qualname`
+begins with the decorator's name. Together, they identify the decorator. All wrappers made from middleware classes share
+one code object, and all wrappers made from context managers share another. These are named after the class of the
 middleware or the context manager.
 """
 

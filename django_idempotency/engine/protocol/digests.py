@@ -16,8 +16,8 @@ MAX_READABLE_SCOPE = 255
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other."""
 # A fixed list rather than `str.isprintable`, whose result may change with a Python version: a retry would then miss its
-# row. It contains control characters, line ends, invisible characters, characters that change the writing direction,
-# and halves of surrogate pairs.
+# row. It contains control characters, line breaks, invisible characters, characters that change the text direction, and
+# lone surrogates.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
 

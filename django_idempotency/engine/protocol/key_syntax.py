@@ -16,8 +16,8 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 # RFC 9651 section 3.3.3: printable ASCII in double quotes, with only quotes and backslashes escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters are ignored, and may therefore be slightly invalid. A value is a string, a byte sequence, or unquoted text
-# of nearly any visible characters.
+# Parameters are ignored, and may therefore be slightly invalid. A value is a string, a byte sequence, or unquoted text,
+# which may contain nearly any visible character.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _QUOTED_KEY = re.compile(rf"(?P<string>{_STRING}){_PARAMETERS}")

@@ -56,7 +56,7 @@ class Call:
         return f"{self.method} {route}"
 
     def own_transaction(self) -> AbstractContextManager[Any]:
-        """Return the transaction in which a framework answers an exception. A key in a backend needs no database."""
+        """Return the transaction for turning an exception into a response. A key in a backend needs no database."""
         return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:

@@ -34,7 +34,7 @@ def alias_of(options: Options) -> str:
 
 
 def alias_for(using: str | None) -> str:
-    """Return `using`, or the alias in which the project stores keys by default."""
+    """Return `using`, or the alias of the database in which the project stores keys by default."""
     return using or alias_of(resolve())
 
 

@@ -164,9 +164,9 @@ class Statement:
 def may_send(connection: Any, status: int) -> bool:
     """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    Before a BEGIN, `status` is IDLE. psycopg must then be about to send BEGIN without options, and Django must be set
-    to commit later. Before a COMMIT, `status` is IN_TRANSACTION, and COMMIT must be the only thing that the end of the
-    current `atomic()` block would send. Whether the connection needs a rollback is not checked.
+    Before a BEGIN, `status` is IDLE: psycopg must be configured to send a BEGIN without options, and Django must commit
+    at the end. Before a COMMIT, `status` is IN_TRANSACTION: leaving the current `atomic()` block must send COMMIT and
+    nothing else. Whether the connection needs a rollback is not checked.
     """
     raw = connection.connection
     return (

@@ -3,7 +3,7 @@
 Without `ENCRYPTION_KEYS`, nothing is sealed, and the `cryptography` package is not even imported.
 
 # Note [How to recognize a sealed text]
-Rows that were stored before the setting was made stay unencrypted and must stay readable. Stored text must therefore
+Rows stored before encryption was enabled remain unencrypted, and must remain readable. Stored text must therefore
 show whether it is sealed, even if a client chose its content.
 
 Outside `body`, sealed text begins with the `enc1:` mark. No other text stored there can begin with it: headers and

@@ -119,7 +119,7 @@ class Store(ABC):
 
     @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether Django believes that a transaction is open although the driver knows of none. Sends no query."""
+        """Whether Django thinks that a transaction is open when the driver has none. Sends no query."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether a transaction is open that Django doesn't know about, for example after a raw BEGIN."""
