@@ -1,6 +1,6 @@
 """The timeline of a key: its claim, its steps and the decisions about it, in chronological order.
 
-Results and encrypted texts can contain personal data, so the functions that show them take a `Shown`, which knows what
+Results and encrypted text can contain personal data, so the functions that show them take a `Shown`, which knows what
 the current user may see.
 """
 

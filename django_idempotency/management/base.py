@@ -145,7 +145,7 @@ class DatabasesCommand(IdempotencyCommand):
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:
         """Work on one database, and begin each printed line with `name`.
 
-        Returns the last line about this database, and whether the exit status must say that keys need attention.
+        Returns the last line about this database, and whether the exit status must report that keys need attention.
         """
         raise NotImplementedError
 

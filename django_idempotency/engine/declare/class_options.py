@@ -193,7 +193,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 
 @lru_cache(maxsize=1024)
 def _declared_layers(cls: Any, nearest: Declared) -> tuple[Any, ...]:
-    """Return `idempotency` of the class and of each base class that sets it, in the order of the MRO.
+    """Return the `idempotency` attribute of the class and of each base class that sets it, in MRO order.
 
     `nearest` is only part of the cache key, so that a test that replaces the attribute doesn't get an old result.
     """

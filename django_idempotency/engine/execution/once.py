@@ -162,7 +162,7 @@ async def arun_once(
 
 
 def warn_of_gateways(operation: str, options: Idempotency) -> None:
-    """Log that gateways may remember the operation's derived keys longer than its own keys are kept."""
+    """Log that gateways may remember derived keys for longer than the operation's own keys are kept."""
     if options.outlived_by_gateways:
         _warn_once(operation, repr(options.ttl))
 

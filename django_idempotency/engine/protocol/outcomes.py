@@ -1,4 +1,4 @@
-"""What is asked of a store, how can a claim end, and how can the work end?"""
+"""What must a store do, how can a claim end, and how can the work end?"""
 
 from __future__ import annotations
 

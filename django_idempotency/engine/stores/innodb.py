@@ -98,8 +98,8 @@ class InnoDBStore(Store):
         # under READ COMMITTED. If the key has expired, the view runs in that transaction, and other new keys would have
         # to wait for it. The key is therefore looked up before the INSERT.
         #
-        # Under READ COMMITTED, a subquery of the INSERT does this. Under other levels, a subquery would lock the gap,
-        # so a separate SELECT does it. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
+        # Under READ COMMITTED, a subquery of the INSERT does this. At other levels, a subquery would lock the gap, so a
+        # separate SELECT looks for the row. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
         # looked up at all. INSERT … SELECT is no alternative, because it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
