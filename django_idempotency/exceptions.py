@@ -92,7 +92,7 @@ class TransactionBroken(IdempotencyError):
     All of the view's writes are lost, so a success response would be wrong. A retry can claim the key again.
 
     If a statement such as SQLite's `executescript` ends the transaction, every later write is committed at once, and a
-    person must decide about the key. In leased mode, only `write` steps raise this exception.
+    person must resolve the key. In leased mode, only `write` steps raise this exception.
     """
 
 
@@ -111,7 +111,7 @@ class OutcomeUnknown(NotRun):
 
     There are two possible causes. One is a call without a result, if `on_abandoned` is "hold", or is "retry-keyed" and
     the other system could not recognize a second start. The other is work that ended the transaction in which it
-    ran, and then failed. A person or `reconcile` must decide about the key.
+    ran, and then failed. A person or `reconcile` must resolve the key.
     """
 
 

@@ -138,7 +138,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
-    """Find the keys that the text may stand for: a key, a resource or a caller.
+    """Find the keys that match the text, which may be a key, a resource or a caller.
 
     It takes four queries (keys, resources, and two for callers), each of up to 2,000 keys.
     """

@@ -1,4 +1,4 @@
-"""The admin pages on which a person decides about keys.
+"""The admin pages on which a person makes decisions about keys.
 
 Each page explains what the decision will do, and previews a result or a response that was entered. It requires
 permission to decide, and changes only the keys that were shown on the page: those that have changed since then are left
@@ -153,7 +153,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 
 
 def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm) -> None:
-    """Let `reconcile` decide about the key, and tell the person what it answered."""
+    """Let `reconcile` decide, and tell the person what it returned."""
     try:
         asked = ask(key.row, by=request.user.get_username(), reason=form.cleaned_data["reason"])
     except IdempotencyConfigurationError as error:

@@ -1,4 +1,4 @@
-"""The admin pages for keys: people with permission can read them, and decide about those that no worker holds."""
+"""The admin pages for keys: people with permission can read them, and resolve those that no worker holds."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:
-        """Whether this user may decide about this key. Called before each decision."""
+        """Whether this user may make decisions about this key. Called before each decision."""
         return self.has_resolve_permission(request) and self.has_view_permission(request, obj)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:

@@ -197,7 +197,8 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method declared by `require_http_methods`, or one without a method."""
+    """Yield an `Answers` for each unsafe method declared by `require_http_methods`; if none is declared, a single one
+    with no method."""
     view, declaration = dotted_name(callback), declaration_of(callback)
     # `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))

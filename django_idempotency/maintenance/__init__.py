@@ -1,4 +1,4 @@
-"""Find stored keys, clean them up, decide about them, and erase what is stored about one caller."""
+"""Find stored keys, clean them up, resolve them, and erase what is stored about one caller."""
 
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request.callers import scope_of_user

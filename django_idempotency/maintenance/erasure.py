@@ -171,7 +171,7 @@ def _forget(
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
     with transaction.atomic(using=rows.db):
-        # The rows are locked before anything is decided about them. A row that is already locked may be getting a new
+        # The rows are locked before anything about them is decided. A row that is already locked may be getting a new
         # attempt, so it is skipped.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
         seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]

@@ -1,4 +1,4 @@
-"""Let a person decide about a key that is stuck, in doubt or half done. The admin calls these functions, and your own
+"""Let a person resolve a key that is stuck, in doubt or half done. The admin calls these functions, and your own
 code can call them, too.
 
 A decision locks the key's row, in one transaction or in a savepoint of an outer `atomic()` block. It is possible once
@@ -147,7 +147,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
     """Apply one decision to all the given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
     Keys whose rows have changed since they were read are refused. An evaluated queryset is not queried again, so you
-    can print its keys first, and then decide about exactly those. Each decision runs in its own transaction, or in a
+    can print its keys first, and then resolve exactly those. Each decision runs in its own transaction, or in a
     savepoint of an outer `atomic()` block; if an error ends the run, the decisions made before it stay.
 
     Args:

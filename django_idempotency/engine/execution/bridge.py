@@ -18,8 +18,8 @@ class NoBridgeAbove:
 
     Django wraps such a call around every async view under WSGI and, under ASGI, around every async view below a sync
     middleware. A task that the work starts can outlive the work, as the other tasks in an `asyncio.gather` do when one
-    of them fails. The next query of such a task would run in the outer call's thread, on the work's connection,
-    whose transaction has ended by then. The query would be committed by itself, and if the work was rolled back, its
+    of them fails. Such a task's next query would run in the outer call's thread, on the work's connection, whose
+    transaction would have ended by then. The query would be committed by itself, and if the work was rolled back, its
     retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError` instead.
     """
 

@@ -86,7 +86,8 @@ def run_claimed(
             about = operation.resource
         finished = _ended(operation, wanted, finished)
     except ClaimLost:
-        # Another worker took the key over, or a person decided about it. The client gets what a duplicate would get.
+        # Another worker took the key over, or a person made a decision about it. The client gets what a duplicate would
+        # get.
         return store.look(wanted)
     except BaseException as error:
         try:

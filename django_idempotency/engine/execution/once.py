@@ -292,8 +292,8 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 def _exactly(value: Any) -> Any:
     """Encode what JSON cannot represent, such as a timestamp, without losing its microseconds."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder truncates microseconds to milliseconds. Only times that this would change are encoded
-    # differently, so that old fingerprints stay valid.
+    # Django's encoder truncates microseconds to milliseconds. To keep old fingerprints valid, a time is encoded
+    # differently only if this would change it.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

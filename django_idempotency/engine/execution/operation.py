@@ -104,7 +104,7 @@ class Operation:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of calls that took effect but whose value could not be stored.
+        """The names of calls that took effect but whose values could not be stored.
 
         `reconcile` can enter the value: `operation.call(name, look_up)` stores what `look_up` returns.
         """

@@ -97,8 +97,8 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 def derived_key(identity: Identity, step: str, namespace: str) -> str:
     """Return the UUID (version 5, RFC 9562) of one external call, the same in every attempt, process and release.
 
-    It is made in the `DERIVED` namespace from the `digest` of the scope, operation, key, step and, unless it is empty,
-    the project's `NAMESPACE`.
+    It is made in the `DERIVED` namespace from the `digest` of the scope, operation, key and step, and of the project's
+    `NAMESPACE` if one is set.
     """
     parts = (identity.scope, identity.operation, identity.key, step, *((namespace,) if namespace else ()))
     return str(uuid5(DERIVED, digest(*parts).hex()))

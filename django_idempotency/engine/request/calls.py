@@ -1,4 +1,4 @@
-"""What was called: one call of a protected view, before its key is known."""
+"""A single call to a protected view, before its key is known."""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
 
 
 def already_used(options: Options) -> Problem:
-    # Not "use a new key": the other request may have charged, and this one may be its corrected copy.
+    # Don't say "use a new key": the other request may have charged the customer, and this one may be a corrected copy
+    # of it.
     detail = _(
         "This key was used for another request, which may have been processed. Find out what became of it first. A new "
         "request needs a key of its own."

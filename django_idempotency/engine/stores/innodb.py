@@ -95,8 +95,8 @@ class InnoDBStore(Store):
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
         # An INSERT that runs into a duplicate locks the index gap beside the duplicate until the transaction ends, even
-        # under READ COMMITTED. If the key has expired, the view runs in that transaction, and other new keys would have
-        # to wait for it. The key is therefore looked up before the INSERT.
+        # under READ COMMITTED. If the key has expired, the view runs in that transaction, and other new keys have to
+        # wait for it. The key is therefore looked up before the INSERT.
         #
         # Under READ COMMITTED, a subquery of the INSERT does this. At other levels, a subquery would lock the gap, so a
         # separate SELECT looks for the row. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not

@@ -30,9 +30,9 @@ and the counts cannot disagree:
     release                       unknown = 0     (the steps without a result are deleted)
     takeover of an expired row    both 0          (its steps are deleted)
 
-`attention_at` is set when an attempt ends, or a person decides about the key, while either count is above 0, and
-cleared when the key is resumed or completed. Claims, cleanups, the admin and the metrics all rely on the row. Only the
-steps' names and kinds are read from the step table.
+`attention_at` is set when an attempt ends, or a person makes a decision about the key, while either count is above 0,
+and cleared when the key is resumed or completed. Claims, cleanups, the admin and the metrics all rely on the row. Only
+the steps' names and kinds are read from the step table.
 
 # Note [Lost answers]
 A connection may break while a worker waits for the answer to a COMMIT. Nobody can then tell whether the transaction was
@@ -41,8 +41,8 @@ committed, so there is a rule for each case:
 * The claim: the error propagates, and the work does not run. If the claim was committed, the key is locked until its
   lease expires.
 * The start of a call: the error propagates, and the call is not made. If the start was committed, the call is in doubt.
-* The result of a call: the worker stores it again on a new connection. If it was committed already, the second try
-  finds no step without a result, and is rolled back.
+* The result of a call: the worker stores it again on a new connection. If it has already been committed, the second
+attempt finds that the step has a result, and is rolled back.
 * A local write: the error propagates, and the key is marked as failed. The next attempt finds a step for the write only
   if it was committed.
 * The completion of the key: the worker tries to mark the key as failed. If the key was completed after all, this is
@@ -51,7 +51,7 @@ committed, so there is a rule for each case:
 # Note [Writes in doubt]
 A local write's transaction records the start first and the result at the end, so that others see both or neither. But
 the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on MariaDB. If it then
-fails or is killed, the write has no result. The package cannot know what was committed, so a person has to decide about
+fails or is killed, the write has no result. The package cannot know what was committed, so a person has to resolve
 the key.
 """
 

@@ -17,7 +17,7 @@ sealed, so is the body.
 # Note [Sealed text belongs to one row and one column]
 The cipher is AES-256-GCM. Its associated data identifies where text is stored, so that the text can be decrypted only
 there. Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and
-receive it with their next retry.
+receive it on their next retry.
 
 The place consists of the column's name and the row's two hashes, which depend on the key, the caller and the operation.
 For a step, it also includes the step's name. A response is also bound to the status code and the fingerprint of its

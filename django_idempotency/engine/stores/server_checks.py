@@ -71,7 +71,8 @@ def check_engines(connection: Any) -> Iterator[CheckMessage]:
     """Check the storage engines of the package's and the project's tables."""
     alias, introspection = connection.alias, connection.introspection
     with connection.cursor() as cursor:
-        # For a missing table, this is the server's default engine, in which `migrate` will create it after this check.
+        # If the table does not exist yet, this is the server's default engine, which `migrate` will use after this
+        # check.
         engines = {table: introspection.get_storage_engine(cursor, table) for table in OWN}
     for table, engine in engines.items():
         if engine != ENGINE:

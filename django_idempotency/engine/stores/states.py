@@ -103,7 +103,7 @@ class Seen:
 
     @property
     def idle(self) -> bool:
-        """Whether a person may decide about the key, because it has failed or is abandoned."""
+        """Whether a person may make a decision about the key, because it has failed or is abandoned."""
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
@@ -198,7 +198,7 @@ ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)
 """All keys that need attention: the union of the `ATTENTION` states, written so that the three indexes can serve it."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""Keys that a person may decide about. No index serves this condition, so a query must also filter by ids."""
+"""Keys that a person may make a decision about. No index serves this condition, so a query must also filter by ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:

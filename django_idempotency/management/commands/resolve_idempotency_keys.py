@@ -51,9 +51,9 @@ NOT_ALL = "Not all selected keys were decided."
 
 class Command(IdempotencyCommand):
     help = (
-        "List idempotency keys that need attention. To decide about them, add --release, --close or --from-csv, and "
-        "--apply. Each line begins with the number for --id, and names the caller. With or without --apply, the exit "
-        "status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one is refused or "
+        "List idempotency keys that need attention. To resolve them, add --apply and one of --release, --close or "
+        "--from-csv. Each line begins with the number for --id, and names the caller. With or without --apply, the exit
+        " "status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one is refused or "
         "skipped."
     )
 
