@@ -155,7 +155,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe HTTP method of a URL's callback."""
+    """Yield an `Answers` for each unsafe method in `require_http_methods`; if there is none, one with no method."""
     for candidate in unwrapped(callback):
         if (found := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in found)

@@ -60,7 +60,8 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     answer. That answer is stored if it is final.
 
     Put `idempotent_operation` below the route decorator, without arguments, with options as keyword arguments, or with
-    one `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication, throttling and parsing run first, even before a replay.
+    one `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication, throttling and parsing run
+    first, even before a replay.
 
     Raises:
         IdempotencyConfigurationError: the operation cannot be protected. Raised when it is decorated or routed, or else

@@ -34,8 +34,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -> HttpResponseBase:
-    """Run the view, and log what would have been replayed or refused if the view were protected. See Note
-    [Observing]."""
+    """Run the view, and log what would have been replayed or refused if it were protected. See Note [Observing]."""
     warn_if_unprotected(call.operation_name())
     wanted = safely(ask)
     if not isinstance(wanted, ClaimRequest):

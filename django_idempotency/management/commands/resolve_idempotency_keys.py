@@ -52,9 +52,9 @@ NOT_ALL = "Not all selected keys were decided."
 class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention. To resolve them, add --apply and one of --release, --close or "
-        "--from-csv. Each line begins with the number for --id, and names the caller. With or without --apply, the exit
-        " "status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one is refused or "
-        "skipped."
+        "--from-csv. Each line begins with the number for --id, and names the caller. With or without --apply, the "
+        "exit status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one is refused "
+        "or skipped."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
