@@ -53,8 +53,8 @@ def test_it_decides_as_the_contract_says(changes: Any, first: Any, retry: Any) -
 @on_psycopg3
 @pytest.mark.parametrize("changes", [{}, POOL], ids=["direct", "pool"])
 def test_a_closed_connection_is_named(changes: Any) -> None:
-    """A pool has taken it back by then. The next request has another one."""
+    """A pool has taken it back by then. The next request has another one, and waits until the server has noticed."""
     with tapped(**changes):
         with pytest.raises(TransactionBroken, match="closed its database connection"):
             run_once(lambda: connection.close(), scope="s", key="k", operation="o")
-        assert run_once(lambda: 1, scope="s", key="k", operation="o").value == 1
+        assert run_once(lambda: 1, scope="s", key="k", operation="o", wait=30).value == 1
