@@ -29,7 +29,7 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """Return the collation that compares bytes, trailing spaces included. None on SQLite, which does so by default."""
+    """Return the collation that compares bytes, including trailing spaces, or None on SQLite, which does so anyway."""
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"

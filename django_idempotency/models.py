@@ -76,8 +76,8 @@ class IdempotencyKey(models.Model):
     # What people and commands decided: a JSON list, oldest first, kept by `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
-    # Set by almost every change, such as a claim, a renewed lease or a person's decision. A decision is refused if this
-    # has changed since the person read the key.
+    # Updated by almost every change, such as a claim, a renewed lease or a person's decision. A decision is refused if
+    # this has changed since the person read the key.
     updated_at = models.DateTimeField(_("updated at"))
     completed_at = models.DateTimeField(_("completed at"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
@@ -132,7 +132,7 @@ class IdempotencyStep(models.Model):
     """A step of a leased operation: an external call, an external read or a local write.
 
     The start of a call is committed before the call is made, and its result afterwards. Without `finished_at`, the call
-    is running or in doubt. A local write commits together with its result.
+    is running or in doubt. A local write is committed together with its result.
     """
 
     class Kind(models.TextChoices):

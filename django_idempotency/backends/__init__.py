@@ -28,11 +28,11 @@ class KeyValueBackend:
         """Return the value stored under `name`, and in the same atomic step replace it if it equals `old`.
 
         Args:
-            name: ASCII characters without spaces, about 40 of them.
+            name: about 40 ASCII characters without spaces.
             old: the value that must be stored for a change to happen. None means that there must be no value, or only
                 an expired one.
-            new: the value to store instead, which is never empty. None deletes the stored value. If `old` is None as
-                well, the call only reads.
+            new: the value to store instead, which is never empty. None deletes the stored value. If `old` is also
+                None, the call only reads.
             seconds: how long until the new value expires, by the store's own clock. From then on, the value counts as
                 absent.
 

@@ -32,7 +32,7 @@ class DynamoDBBackend(KeyValueBackend):
         client: arguments for `boto3.client("dynamodb", …)`, such as `region_name` or `endpoint_url`.
     """
 
-    max_bytes = 400 * 1024 - 512  # an item's size limit, minus its name, its time and its attribute names
+    max_bytes = 400 * 1024 - 512  # the size limit of an item, minus its name, its time and its attribute names
 
     def __init__(self, table: str, **client: Any) -> None:
         self.table = table

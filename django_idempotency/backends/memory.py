@@ -15,7 +15,7 @@ __all__ = ["MemoryBackend"]
 
 
 CROWDED = 1000
-"""Expired keys are dropped once there are this many keys, and again whenever their number has doubled."""
+"""Expired keys are dropped once there are this many keys, and again whenever the number of keys has doubled."""
 
 
 class MemoryBackend(KeyValueBackend):

@@ -38,7 +38,7 @@ class RedisBackend(KeyValueBackend):
 
     Args:
         url: the address in the form that redis-py's `from_url` accepts, such as "rediss://user:password@host:6379/0".
-        prefix: what each name begins with. Projects that share a server need different prefixes.
+        prefix: how each name begins. Projects that share a server need different prefixes.
         replicas: how many replicas must have received a claim or a result before it counts. With 0, a failover can lose
             the latest keys, and their retries run again.
     """
@@ -48,7 +48,7 @@ class RedisBackend(KeyValueBackend):
         self.client = self.connect()
 
     def connect(self) -> Any:
-        """Return the redis-py client. Override this for a cluster or for Sentinel, with the same time limits."""
+        """Return the redis-py client. Override this for a cluster or for Sentinel, and keep the same time limits."""
         limits = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "retry": Retry(NoBackoff(), 0)}
         return redis.Redis.from_url(self.url, **limits)
 

@@ -98,9 +98,9 @@ class _Attempt(NoBridgeAbove):
 
     # Note [An exception at any moment]
     A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and
-    the process lives on. A `with transaction.atomic():` alone is not protected while it begins or ends. If the
-    connection stayed in its transaction, every later operation in this process would become part of that transaction,
-    and would report success although nothing was committed. Therefore, one guard in `run_atomically` surrounds
+    the process keeps running. A `with transaction.atomic():` alone is not protected while it begins or ends. If the
+    connection were left in its transaction, every later operation in this process would become part of it, and would
+    report success although nothing was committed. Therefore, one guard in `run_atomically` surrounds
     everything from the claim to the COMMIT. It does not trust any flag that might have been set too late: `roll_back`
     checks whether the block is on Django's stack, and `mend` examines the connection itself. If an exception strikes
     during `roll_back`, `mend` still runs.
@@ -109,7 +109,7 @@ class _Attempt(NoBridgeAbove):
         connection: this thread's database connection.
         outermost: whether the attempt opens a transaction of its own.
         block: its `atomic()` block, from just before it begins until after it has ended.
-        opening: True while the attempt opens the connection. If that is interrupted, the connection isn't fully
+        opening: True while the attempt is opening the connection. If that is interrupted, the connection isn't fully
             configured.
         began: whether the block has begun.
         stacks: the lengths of Django's block and savepoint stacks before the block began.
@@ -155,7 +155,7 @@ class _Attempt(NoBridgeAbove):
         return claim
 
     def _refuse_own_key(self) -> None:
-        """Raise an error if the work that asks for the key is part of the work that holds it."""
+        """Raise an error if the work that requests the key is part of the work that holds it."""
         identity, database = self.wanted.identity, self.store.alias
         if not any(vars(block).get(IDENTITY) == identity for block in self.connection.atomic_blocks):
             return
@@ -164,7 +164,7 @@ class _Attempt(NoBridgeAbove):
             f"{database!r}, before it was done, for example by a signal receiver or a recursion. It was not run "
             "again. Call it outside that work, or give it an operation or a key of its own."
         )
-        with harmless():  # the work may catch the error, and go on
+        with harmless():  # the work may catch the error and continue
             logger.error(problem)
         raise IdempotencyConfigurationError(problem)
 
@@ -208,13 +208,13 @@ class _Attempt(NoBridgeAbove):
         return not (isinstance(error, DatabaseError) or (self.began and self._is_committed()))
 
     def _is_committed(self) -> bool:
-        """Whether an `on_commit` callback raised the error. Django keeps this flag set until all callbacks have run."""
+        """Whether an `on_commit` callback raised the error. Django keeps the flag set until all callbacks have run."""
         return bool(self.connection.run_commit_hooks_on_set_autocommit_on)
 
     def hold_if_ended(self, claim: Claimed) -> None:
         """Hold the key if the work raised an exception after it had ended its own transaction.
 
-        What it wrote after that was committed statement by statement, and a retry would repeat it.
+        Anything it wrote after that was committed statement by statement, and a retry would repeat it.
         """
         with suppress(Error):  # the caller must get what the work raised
             if self.store.has_ended(self.connection, claim):
@@ -288,10 +288,10 @@ class _Attempt(NoBridgeAbove):
             )
 
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
-        """Return the outcome of the duplicate that caused this error, or None if none did.
+        """Return the outcome of the duplicate that caused this error, or None if there was none.
 
         On a single server, only the claim can lose to a duplicate. In a Galera cluster, both requests can claim the
-        key, on different nodes. The slower one then gets a database error from one of its own statements, or from
+        key, each on a different node. The slower one then gets a database error from one of its own statements, or from
         COMMIT.
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
@@ -302,12 +302,12 @@ class _Attempt(NoBridgeAbove):
         if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work is running, a deadlock may concern other rows. Unless a duplicate has stored a result, none
+        # While the work is running, a deadlock may concern other rows. If no duplicate has stored a result, none
         # has won.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response to what the work raised. Its writes and the claim are undone by now."""
+        """Return the framework's response to what the work raised. Its writes and the claim are already undone."""
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -318,8 +318,8 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def _is_held(self) -> bool:
-        """Whether the claim is committed because the work ended its transaction, so that every retry is refused."""
-        # In the caller's transaction `look` might find a row that isn't committed; a closed connection can't be
+        """Whether the claim was committed when the work ended its transaction. If so, every retry is refused."""
+        # In the caller's transaction, `look` might find a row that isn't committed; a closed connection can't be
         # queried.
         if not self.outermost or self.connection.connection is None:
             return False

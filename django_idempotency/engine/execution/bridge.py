@@ -65,7 +65,7 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a `def` function in a thread, or await an `async def` one. A returned awaitable is awaited, too."""
+    """Call a `def` function in a thread, or await an `async def` one. A returned awaitable is also awaited."""
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
     result = await function(*args, **kwargs)
@@ -73,7 +73,7 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
-    """Call `run` in the database connection's thread, with a plain function that runs `work`.
+    """Call `run` in the database connection's thread, passing it a plain function that runs `work`.
 
     A coroutine function runs on the event loop, but what it calls through `sync_to_async` runs in that same thread,
     which makes its queries part of the transaction. Cancelling the caller cancels `work`, and `CancelledError` rolls
@@ -82,7 +82,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # After a cancellation, the thread goes on and still claims the key. The work must not start then.
+        # After a cancellation, the thread continues and still claims the key. The work must not start then.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -91,7 +91,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # once the loop has ended, nothing could await a coroutine
+        refuse_if_cancelled()  # once the loop has ended, nothing can await a coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:
@@ -108,7 +108,7 @@ async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     outcome unknown. A second cancellation stops the work.
 
     Args:
-        work: the coroutine, which runs in a task of its own.
+        work: the coroutine, which runs in its own task.
         at_most: how many seconds to wait after the cancellation before the work is stopped.
     """
     task = asyncio.ensure_future(work)

@@ -43,7 +43,7 @@ def claim_request(options: Options, identity: Identity, fingerprint: bytes | Non
 
 
 def reached(alias: str) -> Store | Unavailable:
-    """Return the alias's store, or `Unavailable` if a new process can't find out the alias's kind of database."""
+    """Return the alias's store, or `Unavailable` if a new process can't determine the alias's kind of database."""
     try:
         return store_for(alias)
     except (OperationalError, InterfaceError) as error:
@@ -72,7 +72,7 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
     """Claim the key, or wait up to `wait` seconds for whoever holds it.
 
     After a deadlock or a serialization failure, the claim is tried once more, because nothing has run yet. Inside the
-    caller's transaction, there is a single try and no waiting: the error has undone the caller's own writes, which only
+    caller's transaction, there is a single try and no waiting: the error undoes the caller's own writes, which only
     the caller can repeat.
     """
     outcome: ClaimOutcome = Conflicted()

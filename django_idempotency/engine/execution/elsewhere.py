@@ -53,7 +53,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work while this worker's claim stands in the backend.
+    """Run the work while the backend holds this worker's claim.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open.
@@ -90,7 +90,7 @@ def _run(work: Work[T], operation: Operation) -> Finished[T]:
         with warned_about_changes(connections, STRAY):
             return work.run(operation)
     except _Overtaken:
-        raise  # not for the framework: the client gets what a duplicate would get
+        raise  # the framework must not answer this: the client gets what a duplicate would get
     except Exception as error:
         answered = work.answer(error)
         if answered is None:
@@ -188,7 +188,7 @@ class _Key:
 
 
 class BackendOperation(Operation):
-    """The `Operation` for work with a `backend`. It has no steps, because they would need the table."""
+    """The `Operation` for work with a `backend`. It has no steps, because they would need the step table."""
 
     def __init__(self, identity: Identity | None, kept: _Key | None = None) -> None:
         super().__init__(identity)

@@ -47,8 +47,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     """Run the work while this worker, and no other, holds the key's lease.
 
     The claim is committed, and the work runs with no transaction open. A final result completes the key. After any
-    other result, or an exception, the key is marked as failed: its steps are kept, and the next retry may run at once.
-    If the worker dies, the next retry has to wait for the lease to expire.
+    other result, or an exception, the key is marked as failed: its steps are kept, and the next retry may run
+    immediately. If the worker dies, the next retry has to wait for the lease to expire.
 
     Raises:
         IdempotencyConfigurationError: a transaction is already open.
@@ -194,7 +194,7 @@ def warned_about_changes(
 ) -> AbstractContextManager[Any]:
     """With DEBUG on, warn about statements that change data in these databases, because a retry would repeat them.
 
-    `text` is formatted with the beginning of the statement.
+    `text` is a format string, filled with the beginning of the statement.
     """
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -209,7 +209,7 @@ def warned_about_changes(
 
 
 class _Refused(OutcomeUnknown):
-    """A call in this attempt must not be repeated; the client gets what a duplicate for a held key would get."""
+    """A call in this attempt must not be repeated; the client gets what a duplicate of a held key would get."""
 
     def __init__(self, step: str) -> None:
         super().__init__(InDoubt(unkeyed=(step,)).choice)
@@ -240,7 +240,7 @@ class LeasedOperation(Operation):
         self._reconciling = True
 
     def _begin_work(self) -> None:
-        """Record that the work is now running, and no longer `reconcile`."""
+        """Record that the work, rather than `reconcile`, is now running."""
         self._reconciling = False
         self._begin()
 
@@ -337,7 +337,7 @@ class LeasedOperation(Operation):
                 if ended:
                     self._repair(name, what, done)
         except BaseException as error:
-            # The error came from the step's function, or from COMMIT, at which databases check some constraints.
+            # The error came from the step's function, or from COMMIT, when databases check some constraints.
             self._broke, self.resource = error, about
             # If the step has a row by now, its function ended the transaction and may have committed changes, so the
             # step is in doubt.
@@ -380,7 +380,7 @@ class LeasedOperation(Operation):
     def _left_behind(self) -> str:
         """Return why the work's answer may not complete the key, or an empty string if it may.
 
-        A key completed too early could leave a customer who has paid without an order. It therefore stays open and
+        A key completed too early could leave a paying customer without an order. The key therefore stays open and
         visible as long as it is unknown whether a step took effect, or a call's value is lost. Once a call has been
         made, the same holds if a `write` failed and the work caught its error, or if this attempt never asked for a
         step that an earlier attempt finished. A stored `fetch` may be skipped, because it only reads.

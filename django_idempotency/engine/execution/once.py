@@ -110,7 +110,7 @@ def run_once(
         warn_if_unprotected(operation_name(work, resolved.operation))
         with nullcontext() if leased or backend else transaction.atomic(using=alias):
             operation = operation_without_key(resolved)
-            with suppress(InvalidKey, IdempotencyConfigurationError):  # the work runs, with random derived keys
+            with suppress(InvalidKey, IdempotencyConfigurationError):  # the work still runs, with random derived keys
                 operation._derives_from = _identity(scope, operation_name(work, resolved.operation), key)
             return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
@@ -162,7 +162,7 @@ async def arun_once(
 
 
 def warn_of_gateways(operation: str, options: Idempotency) -> None:
-    """Log that gateways may remember derived keys for longer than the operation's own keys are kept."""
+    """Log that gateways may remember derived keys for longer than the package keeps the operation's own keys."""
     if options.outlived_by_gateways:
         _warn_once(operation, repr(options.ttl))
 
@@ -290,10 +290,10 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """Encode what JSON cannot represent, such as a timestamp, without losing its microseconds."""
+    """Encode a value that JSON cannot represent. Unlike Django's encoder, keep the microseconds of a timestamp."""
     text = DjangoJSONEncoder().default(value)
     # Django's encoder truncates microseconds to milliseconds. To keep old fingerprints valid, a time is encoded
-    # differently only if this would change it.
+    # differently only if truncation would change it.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

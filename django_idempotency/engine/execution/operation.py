@@ -1,4 +1,4 @@
-"""The `Operation` that a view is handed: one attempt at its work, with named steps in leased mode.
+"""The `Operation` handed to a view: one attempt at the view's work, with named steps in leased mode.
 
 `LeasedOperation` stores the steps and their results; atomic mode has no steps.
 """
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class Operation:
-    """One attempt at the work, which the view gets as `request.idempotency`. In atomic mode it has no steps.
+    """One attempt at the work. The view finds it in `request.idempotency`. In atomic mode, it has no steps.
 
     Args:
         key: the key that the client sent, or None if the request has no key or is not protected.
-        attempt: 1 for the first run of the work, and higher for each later one.
+        attempt: 1 for the first run of the work, and higher for each later run.
         request: the view's request, or None in `run_once` and `recover_idempotency_keys`.
         resource: the type and id that `refer_to` stored, or None if it was never called.
     """
@@ -55,7 +55,7 @@ class Operation:
     _kept: Mapping[str, str | None] = {}
     """The results of finished steps. None stands for a value that was lost."""
     _reconciling = False
-    """Whether `reconcile` is running, rather than the work."""
+    """Whether `reconcile`, rather than the work, is running."""
 
     def __init__(
         self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
@@ -111,7 +111,7 @@ class Operation:
         return tuple(sorted(name for name, text in self._kept.items() if text is None))
 
     def derive_key(self, name: str) -> str:
-        """Return a UUID to send as an external call's idempotency key. It is the same for `name` in every attempt.
+        """Return a UUID to send as an external call's idempotency key: the same one for `name` in every attempt.
 
         This also holds while protection is off (`ENABLED`, `observe`), as long as the request carries a key. Without
         one, a retry gets a different UUID, because nothing identifies it as a retry.
@@ -130,7 +130,7 @@ class Operation:
         reference.
 
         In atomic mode the reference is stored with the result, without an extra statement. In leased mode an extra
-        statement checks the fence and stores the reference at once. To commit the reference together with a `write`
+        statement checks the fence and stores the reference immediately. To commit the reference together with a `write`
         step, call `refer_to` inside that step's function.
 
         Args:
@@ -349,7 +349,7 @@ class Operation:
             return function()
 
     def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource at once. Atomic mode stores it with the result, and without a key it is not stored."""
+        """Store the resource immediately. Atomic mode stores it with the result; without a key, it is not stored."""
 
 
 class AtomicOperation(Operation):
@@ -465,7 +465,7 @@ def decode(text: str | None) -> Any:
 
 
 def as_kept(value: Any, text: str) -> Any:
-    """Return the value as every retry will read it. A tuple, for example, becomes a list at once."""
+    """Return the value as every retry will read it. A tuple, for example, becomes a list."""
     return value if isinstance(value, models.Model) else decode(text)
 
 

@@ -1,4 +1,4 @@
-"""Which store reads and writes a database alias's keys."""
+"""Chooses the store that reads and writes a database alias's keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STORES = {
 """The stores by Django's name for the database, or by the name of an extension. A store is imported only when it is
 needed, because a project installs only the drivers for its own databases."""
 UNTESTED = ("TiDB", "Vitess")
-"""Databases that speak MySQL's protocol without InnoDB's locks, and give their name in the version string."""
+"""Databases that speak MySQL's protocol but lack InnoDB's locks. Their names appear in the version string."""
 
 
 def alias_of(options: Options) -> str:
@@ -71,7 +71,7 @@ def _database(connection: Any) -> str:
 
 
 def _is_citus(connection: Any) -> bool:
-    """Whether the extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
+    """Whether the Citus extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
     connection.ensure_connection()
     with connection.wrap_database_errors, connection.connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOCK_WAIT_TIMEOUT = 1205
 HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
-"""The errors of a statement that could not get a lock. 3572 is MySQL's error for NOWAIT."""
+"""The errors raised when a statement could not get a lock. 3572 is MySQL's error for NOWAIT."""
 AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 """A prefix that only MariaDB understands. MySQL can't limit the lock wait for a single statement."""
 SEEN = frozenset({1048, 1062})
@@ -37,9 +37,9 @@ ROLLED_BACK = frozenset({1020, 1213})
 innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 1213: a deadlock or, in Galera, another node that committed first."""
 DOWN = frozenset({0, 1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
-"""The driver's own code for a connection that has already ended, and the errors of a server that has no connections
+"""The driver's own code for a connection that has already ended, and the errors from a server that has no connections
 left, isn't part of its Galera cluster, is shutting down, can't be reached, has ended the connection, or is read-only
-(the last three)."""
+(the last three codes)."""
 
 
 class InnoDBStore(Store):
@@ -73,7 +73,7 @@ class InnoDBStore(Store):
 
     @property
     def _isolation(self) -> str:
-        """The isolation level in Django's settings, in lower case. Empty for the server's own default."""
+        """The isolation level in Django's settings, in lower case, or an empty string for the server's own default."""
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
 
@@ -84,7 +84,7 @@ class InnoDBStore(Store):
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
-            return Conflicted()  # the result it would find might not be committed
+            return Conflicted()  # it might find a result that is not committed
         return super().look(wanted)
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -98,8 +98,8 @@ class InnoDBStore(Store):
         # under READ COMMITTED. If the key has expired, the view runs in that transaction, and other new keys have to
         # wait for it. The key is therefore looked up before the INSERT.
         #
-        # Under READ COMMITTED, a subquery of the INSERT does this. At other levels, a subquery would lock the gap, so a
-        # separate SELECT looks for the row. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
+        # Under READ COMMITTED, a subquery of the INSERT looks it up. At other levels, a subquery would lock the gap, so
+        # a separate SELECT looks for it. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
         # looked up at all. INSERT … SELECT is no alternative, because it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
@@ -126,7 +126,7 @@ class InnoDBStore(Store):
 
     @contextmanager
     def _held_up(self) -> Iterator[None]:
-        """Raise `KeyLocked` if a statement can't get a lock because another transaction on the key holds it."""
+        """Raise `KeyLocked` if a statement can't get a lock because another transaction for the key holds it."""
         try:
             yield
         except OperationalError as error:
@@ -149,7 +149,7 @@ class MariaDBStore(InnoDBStore):
     """On MariaDB, a locked entry in the unique index shows that a request with the same key is running.
 
     The running request has inserted its row without committing it. A duplicate's INSERT would wait for that row's lock;
-    with a lock timeout of 0, set for this statement rather than the session, it fails at once with error 1205. That
+    with a lock timeout of 0, set for this statement rather than the session, it fails immediately with error 1205. That
     rolls back only the failed statement, unless `innodb_rollback_on_timeout` is set on the server: then it rolls back
     the whole transaction.
     """
@@ -168,7 +168,7 @@ class MariaDBStore(InnoDBStore):
 
 
 class MySQLStore(InnoDBStore):
-    """On MySQL, a SELECT … FOR UPDATE NOWAIT looks for the key, and fails at once if its row is locked.
+    """On MySQL, a SELECT … FOR UPDATE NOWAIT looks for the key, and fails immediately if its row is locked.
 
     The SELECT is a subquery of the INSERT, so a new key is claimed in one statement. It locks only the key's row. If
     several requests send the same expired key, one of them gets the lock, and the others don't wait.

@@ -1,21 +1,21 @@
-"""What leased mode keeps: the lease of a committed claim, and the steps of the work.
+"""What leased mode stores: a committed claim's lease, and the work's steps.
 
 Only the worker whose attempt number is in the key's row may change either. This rule is the fence. Once another
 worker has taken the key over, everything the old one tries is refused.
 
 # Note [Fencing]
 A worker can stall and wake up after its lease has expired. Each of its transactions therefore begins by locking or
-changing the claimed row, and goes on only if the row is in progress with the worker's own attempt number. A takeover
+changing the claimed row, and proceeds only if the row is in progress with the worker's own attempt number. A takeover
 locks the same row before it changes the attempt number, and a person's decision locks it before it changes the status.
 The old worker therefore cannot commit after either of them: `LeaseLost` rolls its transaction back. Without the lock,
 both workers could commit at the same time.
 
-Each query for the claimed row compares the two hashes as well. If each tenant has its own schema or database, a view
+Each query for the claimed row also compares the two hashes. If each tenant has its own schema or database, a view
 may use `SET search_path` or `USE` to switch its connection to another tenant, whose table may hold a different key with
 the same id and attempt number. A partitioned key table also needs the hashes to find the partition.
 
 On every database, the row is updated before a worker makes a call. Under REPEATABLE READ, a takeover may work with a
-snapshot from before the call. Because of the update, such a takeover fails. A lock alone would not stop it.
+snapshot from before the call. The update makes such a takeover fail. A lock alone would not stop it.
 
 # Note [One truth about a key]
 The key's row says what has become of its steps: `unknown` counts the calls and writes that were started and have no
@@ -42,7 +42,7 @@ committed, so there is a rule for each case:
   lease expires.
 * The start of a call: the error propagates, and the call is not made. If the start was committed, the call is in doubt.
 * The result of a call: the worker stores it again on a new connection. If it has already been committed, the second
-attempt finds that the step has a result, and is rolled back.
+  attempt finds that the step has a result, and is rolled back.
 * A local write: the error propagates, and the key is marked as failed. The next attempt finds a step for the write only
   if it was committed.
 * The completion of the key: the worker tries to mark the key as failed. If the key was completed after all, this is
@@ -94,7 +94,7 @@ class AlreadyFinished(Exception):
 
 
 class Journal:
-    """The journal of one database alias. Its methods join a transaction that the caller has opened."""
+    """One database alias's journal. Its methods join a transaction that the caller has opened."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -102,10 +102,10 @@ class Journal:
     # --- the claimed row
 
     def fence(self, claimed: Claimed, *, unknown: int = 0, effects: int = 0) -> None:
-        """Lock or change the claimed row, so that a takeover can only commit after this transaction.
+        """Lock or change the claimed row, so that a takeover can commit only after this transaction.
 
-        On PostgreSQL, a row whose counts stay the same is only locked. On the other databases it is changed in any
-        case, because a Galera node informs the others only about changed rows, and SQLite has no row locks. See Note
+        On PostgreSQL, a row whose counts stay the same is only locked. On the other databases, it is always
+        changed, because a Galera node informs the others only about changed rows, and SQLite has no row locks. See Note
         [Fencing].
 
         Args:
@@ -113,7 +113,7 @@ class Journal:
 
         Raises:
             LeaseLost: the row no longer belongs to this attempt.
-            AlreadyFinished: no step lacks a result, so there is nothing to count down.
+            AlreadyFinished: every step has a result, so there is nothing to count down.
         """
         own = self._own(claimed)
         if unknown or effects or not connections[self.alias].features.has_select_for_no_key_update:
@@ -136,10 +136,10 @@ class Journal:
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
-        """Mark the key as failed, so that the next retry can run at once. Raises `LeaseLost`.
+        """Mark the key as failed, so that the next retry can run immediately. Raises `LeaseLost`.
 
-        The error is converted to ASCII, because a database may reject other characters. The key would then stay locked
-        until its lease expires.
+        The error is converted to ASCII, because a database may reject other characters, and the key would then stay
+        locked until its lease expires.
         """
         error = error.encode("ascii", "backslashreplace").decode()
         ended: dict[str, Any] = {
@@ -165,7 +165,7 @@ class Journal:
         return {
             name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name))
             for name, kind, finished, kept in rows
-            if name is not None  # a key without steps yields one row of None
+            if name is not None  # a key without steps yields one row of None values
         }
 
     def start_call(
@@ -181,7 +181,7 @@ class Journal:
                 `reconcile` looks a call up rather than making it.
             again: an earlier attempt started this call.
             keys_last: raise `NotRepeatable` unless this start and all earlier ones are keyed, and the first was less
-                than this many seconds ago. With None, the call is repeated in any case.
+                than this many seconds ago. With None, none of this is checked.
         """
         with self._atomic():
             self.fence(claimed, unknown=0 if again else 1)
@@ -206,7 +206,7 @@ class Journal:
                 raise AlreadyFinished
 
     def enter_lost(self, claimed: Claimed, name: str, result: str) -> None:
-        """Store the value of a finished call that had lost it. Raises `LeaseLost`."""
+        """Store the value of a finished call whose value had been lost. Raises `LeaseLost`."""
         with self._atomic():
             self.fence(claimed)
             steps_of(self.alias, claimed).filter(LOST, name=name).update(result=seal(claimed, "result", result, name))
@@ -239,7 +239,7 @@ class Journal:
             LeaseLost: another worker has taken the key over.
             TransactionBroken: the transaction in which the write was started has been rolled back.
         """
-        # The step comes first: if its start has been rolled back, there is no count to take back.
+        # The step is updated first: if its start has been rolled back, the counts must stay as they are.
         if not self._finish(claimed, name, result):
             self.fence(claimed)
             raise TransactionBroken(
@@ -254,7 +254,7 @@ class Journal:
     def doubts(self, row: Claimed, keys_last: float) -> list[Doubt]:
         """Return the steps without a result. The caller must lock the key first.
 
-        The steps are locked as well, so that the query reads what is committed now rather than an older snapshot.
+        The steps are also locked, so that the query reads what is committed now rather than an older snapshot.
         """
         again = ExpressionWrapper(recognizable(keys_last), BooleanField())
         rows = locked(steps_of(self.alias, row).filter(UNFINISHED)).order_by("pk").values_list("name", "kind", again)
@@ -272,7 +272,7 @@ class Journal:
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # `updated_at` makes it a change: without FOUND_ROWS, MySQL counts only rows whose values have changed.
+        # A new `updated_at` changes the row: without FOUND_ROWS, MySQL counts only rows whose values have changed.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -298,7 +298,7 @@ class Journal:
         IdempotencyStep.objects.using(self.alias).bulk_create([step])
 
     def _atomic(self) -> Any:
-        """A transaction for several statements, or the caller's if one is open."""
+        """A transaction for several statements, or the caller's transaction if one is open."""
         return transaction.atomic(using=self.alias, savepoint=False)
 
 
@@ -312,7 +312,7 @@ def recognizable(keys_last: float) -> Q:
 
 
 def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyStep]:
-    """One key's steps, found by its id and hashes, because two partitions or two tenants may use the same id."""
+    """One key's steps, found by the key's id and hashes, because two partitions or two tenants may use the same id."""
     steps = IdempotencyStep.objects.using(alias)
     return steps.filter(key=row.id, key_hash=row.key_hash, scope_hash=row.scope_hash)
 
@@ -327,7 +327,7 @@ def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
-    """Lock the rows of a query until the transaction ends, on databases with row locks.
+    """Lock a query's rows until the transaction ends, on databases with row locks.
 
     Plain reads still see them. `skip` leaves out rows that another transaction has locked, if the database supports
     that.

@@ -1,6 +1,6 @@
 """Sending several SQL statements to PostgreSQL in one message, bypassing Django's cursors.
 
-Django sends BEGIN and COMMIT as separate messages, and waits for each. Here BEGIN travels with the claim, and
+Django sends BEGIN and COMMIT as separate messages, and waits for each reply. Here BEGIN travels with the claim, and
 COMMIT with the view's result, so that a protected view usually sends as many messages as an unprotected view inside
 `atomic()`. The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before each
 statement whether a transaction is open, so it sends no second BEGIN.
@@ -35,7 +35,7 @@ busy database would have to freeze its tables twice as often.
 PostgreSQL replans a prepared statement for each of its first five calls, and keeps the plan of the sixth. If the key
 table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after it
 has grown. `enable_seqscan` is therefore off during planning, and is restored to its previous value before the view
-runs. PostgreSQL evaluates the arguments of EXECUTE in order, and before it plans the statement: the second to last
+runs. PostgreSQL evaluates EXECUTE's arguments in order, before it plans the statement: the second to last
 reads `enable_seqscan`, the last switches it off, and the statement restores the value that was read. After `PLANNED`
 calls these two arguments are NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE
 and VACUUM of the table cause a new plan. They see the table's real size, and the next ANALYZE follows once the table
@@ -199,7 +199,7 @@ def _first_state(connection: Any, raw: Any) -> str:
 
 
 def _is_original(method: Any) -> bool:
-    """Whether the method's code is in one of Django's files. Its replacements usually copy its name and module."""
+    """Whether the method's code is in one of Django's files. Replacements usually copy its name and module."""
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
@@ -232,7 +232,7 @@ def end_and_lock(connection: Any, number: int) -> bool:
 
 
 def end_while(connection: Any, work: Callable[[], T]) -> T:
-    """Send COMMIT, call `work` while the server is busy with it, and return the result of `work`."""
+    """Send COMMIT, call `work` while the server processes it, and return the result of `work`."""
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         raw.pgconn.send_query(b"COMMIT")
@@ -282,8 +282,8 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
     """Send a message, and return the result of its last statement. psycopg's errors become Django's.
 
-    A claim may have to wait for a migration, so this waits as Django's cursor does: signals are noticed, and after a
-    Ctrl-C the server stops waiting, too. With libpq's own wait, neither happens, and if a pooler ends the connection,
+    A claim may have to wait for a migration, so this waits as Django's cursor does: signals are noticed, and a Ctrl-C
+    also makes the server stop waiting. With libpq's own wait, neither happens, and if a pooler ends the connection,
     only the last error is shown.
     """
     raw = connection.connection
@@ -296,7 +296,7 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
         else:
             results = [raw.pgconn.exec_(message)]
         if results[-1].status not in DONE:
-            # A server or pooler that ends the connection says why first; libpq then adds an error that says less.
+            # A server or pooler first says why it ends the connection; libpq then adds a less informative error.
             first = next(result for result in results if result.status not in DONE)
             error = errors.error_from_result(first, "utf-8")
             # An error from libpq itself, such as a lost connection, has no SQLSTATE.
@@ -307,7 +307,7 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
 def _attentively(raw: Any, message: bytes) -> list[Any]:
     """Send a message, and notice signals until all results have arrived.
 
-    psycopg's own wait takes 20 µs longer than libpq's. This adds only half as much if the answer comes soon.
+    psycopg's own wait takes 20 µs longer than libpq's. This adds only half as much if the answer comes quickly.
     """
     results: list[Any] = []
     pgconn = raw.pgconn

@@ -1,6 +1,6 @@
 """The store for PostgreSQL, where an advisory lock shows whether a request with the same key is running.
 
-A running view's transaction holds the advisory lock with the number `scope_hash`. A duplicate only tries to take
+A running view's transaction holds the advisory lock whose number is `scope_hash`. A duplicate only tries to take
 that lock, and gets `Conflicted` instead of waiting for the row. The unique constraint ensures that each key has only
 one row.
 """
@@ -34,7 +34,7 @@ OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """The types of those parameters whose type PostgreSQL can't infer in an INSERT … SELECT."""
 TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
-"""Takes the key's advisory lock, or returns false at once if another transaction holds it."""
+"""Takes the key's advisory lock, or immediately returns false if another transaction holds it."""
 WALK_INDEXES = "SELECT " + ", ".join(
     f"set_config('{name}', 'off', true)"
     for name in ("enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
@@ -49,7 +49,7 @@ PURGE = (
     "SELECT count(*), max(until) FROM gone"
 )
 """Delete a batch of expired keys with their steps. A ctid is unique only within one partition, so the hashes are
-compared as well. Steps are deleted only for keys that were in fact deleted."""
+also compared. Steps are deleted only for keys that were actually deleted."""
 
 
 RUNNING_SQL = (
@@ -65,7 +65,7 @@ RUNNING_SQL = (
 """Its `table` parameter is the quoted name of the key table.
 
 # Note [Which advisory locks are ours]
-The number of an advisory lock is a hash, and another application may use the same number. But each claim also writes to
+An advisory lock's number is a hash, and another application may use the same number. But each claim also writes to
 the key table, and then holds a lock on that table until its transaction ends. `RUNNING_SQL` therefore returns only
 transactions that hold both locks. A statement to mark the advisory lock as ours would make every request slower."""
 
@@ -132,7 +132,7 @@ class PostgreSQLStore(Store):
             else:
                 messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
-            # IN_ERROR rules out that the error came from COMMIT, which ends the transaction even if it fails. The
+            # IN_ERROR shows that the error did not come from COMMIT, which ends the transaction even if it fails. The
             # project's deferred triggers may fail in COMMIT with the same codes.
             raw: Any = connection.connection
             if raw is not None and raw.info.transaction_status == IN_ERROR:
@@ -260,7 +260,7 @@ class PostgreSQLStore(Store):
         return None if row[0] is None else as_stored_key(row)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
-        # PostgreSQL guesses that 0.5% of the rows lie between the two limits on `expires_at`, and may therefore read
+        # PostgreSQL estimates that 0.5% of the rows lie between the two limits on `expires_at`, and may therefore read
         # and sort all expired rows in every batch. WALK_INDEXES makes it follow the index and look up each step, which
         # is faster.
         self._fetch(WALK_INDEXES)
@@ -304,7 +304,7 @@ def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
 
 
 class CitusStore(PostgreSQLStore):
-    """PostgreSQL with the Citus extension: there are several nodes, and each tenant's schema is on one of them.
+    """PostgreSQL with the Citus extension, where each tenant's schema is on one of several nodes.
 
     A key's row is on its tenant's node, so it is committed in one phase with the tenant's other rows. A view that
     writes to several nodes commits in two phases. Each statement here is a "router query", which Citus passes unchanged
@@ -320,7 +320,7 @@ class CitusStore(PostgreSQLStore):
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # `_read` takes the advisory lock on the row's node, to which Citus sends every duplicate, too.
+        # `_read` takes the advisory lock on the row's node, to which Citus also sends every duplicate.
         if self._read(wanted) is not None:
             return None
         row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))

@@ -1,7 +1,7 @@
 """The SQL that finds and claims a key, and completes or releases the claim.
 
-Most statements are built once, when they are first used. Databases differ in their INSERT and in how they compute
-times. Rarer actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and
+Most statements are built once, when they are first used. Databases differ in their INSERT syntax and in how they
+compute times. Rarer actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and
 `values_of_claim` return them.
 """
 
@@ -67,7 +67,7 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL for the database's time plus some seconds. The argument names the parameter that holds them."""
+        """Return SQL for the database's time plus some seconds. `seconds` names the parameter that holds them."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property

@@ -1,17 +1,17 @@
-"""Encrypts what is stored: responses, step results, errors and decisions. Encrypted text is called sealed.
+"""Encrypts what is stored: responses, step results, errors and decisions. Encrypted text is called sealed text.
 
 Without `ENCRYPTION_KEYS`, nothing is sealed, and the `cryptography` package is not even imported.
 
-# Note [How to recognize a sealed text]
+# Note [How to recognize sealed text]
 Rows stored before encryption was enabled remain unencrypted, and must remain readable. Stored text must therefore
 show whether it is sealed, even if a client chose its content.
 
-Outside `body`, sealed text begins with the `enc1:` mark. No other text stored there can begin with it: headers and
+Outside `body`, sealed text begins with the `enc1:` prefix. No other text stored there can begin with it: headers and
 decisions are JSON lists, a step's result is a JSON object, and an error text begins with the name of a Python class or
 a sentence from this package.
 
 A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. A body
-therefore carries no mark of its own. Headers and body are always written by the same statement: if the headers are
+therefore has no prefix of its own. Headers and body are always written by the same statement: if the headers are
 sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MARK = "enc1:"
-"""How sealed text begins. A different way of sealing needs a different number."""
+"""The prefix of sealed text. A different way of sealing needs a different number."""
 NONCE_BYTES = 12
 """The length that NIST SP 800-38D recommends for GCM."""
 
@@ -58,7 +58,7 @@ Row = Claimed | Identity | IdempotencyKey
 """Whatever carries a row's two hashes: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
 """What else sealed text is bound to: the step's name, the response's status code and fingerprint, or the token of a
-value in a backend. Empty facts are left out."""
+backend value. Empty facts are left out."""
 
 
 def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
@@ -76,7 +76,7 @@ def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | Non
 
 
 def is_sealed(stored: str | None) -> bool:
-    """Whether stored text is encrypted. See Note [How to recognize a sealed text]."""
+    """Whether stored text is encrypted. See Note [How to recognize sealed text]."""
     return stored is not None and stored.startswith(MARK)
 
 

@@ -1,4 +1,4 @@
-"""System checks that ask the database server: can a claim and its view's writes commit together?"""
+"""System checks that query the database server: can a claim and its view's writes be committed together?"""
 
 from __future__ import annotations
 
@@ -104,16 +104,16 @@ SELECT own.name, known.logicalrelid IS NOT NULL,
 FROM (SELECT name, to_regclass(quote_ident(name)) AS id FROM unnest(%s::text[]) AS name) AS own
 LEFT JOIN pg_dist_partition AS known ON known.logicalrelid = own.id WHERE own.id IS NOT NULL ORDER BY own.name
 """
-"""One row for each of the package's tables that exist. It says whether Citus knows the table, whether its schema is
-distributed, whether any table is spread over the nodes, and whether this one has the trigger from
+"""One row for each of the package's tables that exist. The row says whether Citus knows the table, whether its schema
+is distributed, whether any table is spread over the nodes, and whether this one has the trigger from
 docs/citus_two_phase.sql. The `citus_tables` view is not used, because a tenant's schema would not contain it."""
 
 
 def check_distribution(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    """On Citus, check where the package's tables are.
+    """On Citus, check the placement of the package's tables.
 
-    If a key is on a different node from its order, the key can be lost although the order is committed, and a retry
-    then orders again.
+    If a key and its order are on different nodes, the key can be lost although the order is committed, and a retry then
+    creates a second order.
     """
     for table, known, in_schema, others, has_trigger in rows_of(connection, PLACE, [OWN]):
         if known and not in_schema:

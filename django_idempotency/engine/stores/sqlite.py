@@ -19,7 +19,7 @@ UNKNOWN = ("no such table:", "no such column:", "has no column named")
 
 
 class SQLiteStore(Store):
-    # SQLite doesn't say which key is locked, so another key may be the cause.
+    # SQLite doesn't say which key is locked, so the cause may be another key.
     busy = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
     down = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
     unmigrated = frozenset(UNKNOWN)

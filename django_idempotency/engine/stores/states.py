@@ -13,7 +13,7 @@ and finish a step.
 
 Claims that were committed without a lease have no index of their own, because such an index would change at every
 completion. The index on `expires_at` finds such a claim once its `ttl` is up; few other rows are that old, because the
-cleanup deletes them. Until then, every retry is refused, too. See Note [A committed claim without a lease].
+cleanup deletes them. Even before then, every retry is refused. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class State:
 
     Attributes:
         name: its name in queries, metrics and options.
-        label: its name for people.
+        label: its human-readable name.
         to_do: what a person who finds such a key should do.
         condition: the condition that finds the keys. See Note [Which index finds a state].
-        fits: tells whether a row that was read is in the state; None if only a query can tell.
+        fits: a function that tells whether a row that was read is in the state; None if only a query can tell.
         order: the columns to sort by, if one index finds all the keys.
     """
 

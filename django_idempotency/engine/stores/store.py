@@ -66,8 +66,8 @@ class RunningTransaction:
         application_name: the name that your service has set on its connection.
         keys: how many keys the transaction has claimed.
         seconds: the transaction's age, or None if your role is not in `pg_read_all_stats` and cannot see it.
-        state: "active", "idle in transaction" while the server waits for the worker, or None in the same case as
-            for `seconds`.
+        state: "active", "idle in transaction" while the server waits for the worker, or None if your role
+            cannot see it.
     """
 
     pid: int
@@ -216,7 +216,7 @@ class Store(ABC):
         """Delete up to `batch_size` expired keys in the current transaction.
 
         Returns how many keys were deleted, and the `not_before` to pass next time. With it, the next batch skips the
-        index entries of deleted rows, which stay for hours if a long transaction holds an old snapshot.
+        index entries of deleted rows, which stay for hours while a long transaction holds an old snapshot.
         """
         sql, connection = self._sql, self.connection
         columns = [sql.k[name] for name in (*REFERENCE, "policy", "expires_at")]
@@ -344,7 +344,7 @@ class Store(ABC):
         The condition compares no times. Otherwise, if the table is small, the database might use the index on
         `expires_at` and lock a whole range of it.
         """
-        # The hashes are compared, too, because two tenants' schemas may contain the same id.
+        # The hashes are also compared, because two tenants' schemas may contain the same id.
         identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))

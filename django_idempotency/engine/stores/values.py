@@ -1,4 +1,4 @@
-"""What a backend keeps under a name: a claim, or a result.
+"""What a backend keeps under a name: a claim or a result.
 
 A value consists of a format number, the random token of the attempt that wrote it, a line of JSON, and the body. No
 two attempts write the same value, so the value that a swap finds shows who holds the key.
@@ -16,7 +16,7 @@ from ..protocol.stored_key import Status, StoredKey
 from .sealing import seal_response, unseal_response
 
 FORMAT = "1"
-"""What names and values begin with. A release that changes their form increases this, and never reads older ones."""
+"""The prefix of names and values. A release that changes their form increases this, and never reads older ones."""
 TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
 """Where a value keeps its token: 32 hexadecimal digits after the format."""
 
@@ -33,7 +33,7 @@ def claim_value(token: str, wanted: ClaimRequest, resource: Resource | None = No
 def result_value(
     token: str, wanted: ClaimRequest, resource: Resource | None, snapshot: Snapshot, longest: int | None
 ) -> bytes:
-    """Return the value with the response, or a tombstone if the value would be longer than `longest` bytes."""
+    """Return the value that holds the response, or a tombstone if the value would be longer than `longest` bytes."""
     of = wanted.identity
     row = Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash, fingerprint=wanted.fingerprint)
     headers, body = seal_response(row, snapshot, token)
