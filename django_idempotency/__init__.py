@@ -41,7 +41,7 @@ _HOMES = {
 """The module of each name that is not an exception. The imports above name the same modules."""
 
 
-# Hidden from type checkers, which would accept wrong names otherwise.
+# Hidden from type checkers, which would otherwise accept wrong names.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

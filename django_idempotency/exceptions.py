@@ -6,7 +6,7 @@ IdempotencyError
 │   └── LeaseLost                   the lease expired and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
-├── ResultLost                      a call took effect, and its value could not be stored (leased mode)
+├── ResultLost                      a call took effect, but its value could not be stored (leased mode)
 ├── ResultNotStorable               a step's result is not JSON, or too long (also TypeError; leased mode)
 ├── TransactionBroken               the view hid a database error, so its writes could not be committed
 └── NotRun                          `run_once` has not run the work and has no stored result
@@ -64,15 +64,15 @@ class LeaseLost(ClaimLost):
 
 
 class NotDecryptable(IdempotencyError):
-    """None of the keys in `ENCRYPTION_KEYS` can decrypt the stored data. Until they can, the work does not run."""
+    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. Until one of them can, the work does not run."""
 
 
 class NotResolvable(IdempotencyError):
-    """No decision about this key is possible now: a worker may have it, or another person may have decided already."""
+    """This key cannot be resolved now: a worker may have it, or another person may have decided already."""
 
 
 class ResultLost(IdempotencyError):
-    """An earlier attempt made this call, and the value that it returned could not be stored.
+    """An earlier attempt made this call, but the value that it returned could not be stored.
 
     The call is not repeated, and no response from the view completes the key. A person can enter the value with
     `maintenance.record_outcome` or in the admin, or `reconcile` can enter it.
@@ -91,8 +91,8 @@ class TransactionBroken(IdempotencyError):
 
     All of the view's writes are lost, so a success response would be wrong. A retry can claim the key again.
 
-    If a statement such as SQLite's `executescript` ends the transaction, every later write is committed at once, and a
-    person must resolve the key. In leased mode, only `write` steps raise this exception.
+    If a statement such as SQLite's `executescript` ends the transaction, each later write is committed immediately, and
+    a person must resolve the key. In leased mode, only `write` steps raise this exception.
     """
 
 
@@ -109,7 +109,7 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    There are two possible causes. One is a call without a result, if `on_abandoned` is "hold", or is "retry-keyed" and
+    There are two possible causes. One is a call without a result, if `on_abandoned` is "hold", or is "retry-keyed" but
     the other system could not recognize a second start. The other is work that ended the transaction in which it
     ran, and then failed. A person or `reconcile` must resolve the key.
     """
@@ -124,5 +124,5 @@ class StoreBusy(NotRun):
 
     Another connection may hold SQLite's write lock, a migration may have locked the key table, or the database may be
     unreachable, read-only or out of connections. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and
-    raises this exception once on each connection. `IDEMPOTENCY["PAUSED"]` raises it, too.
+    raises this exception once on each connection. `IDEMPOTENCY["PAUSED"]` also raises it.
     """

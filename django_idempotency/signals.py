@@ -1,8 +1,8 @@
 """`key_event` reports what happens to keys, for example to count events or send an alert.
 
 An event that belongs to one of the package's transactions is sent when that transaction has ended or, within an outer
-`atomic()` block, after the block's COMMIT. Receivers run in the request, so a slow one slows it down; an error in one
-is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
+`atomic()` block, after the block's COMMIT. Receivers run in the request, so a slow receiver delays it; a receiver's
+error is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ key_event = Signal(use_caching=True)
         "error": the claim or the replay failed, for example because of a database error, or because a response could
             not be decrypted. Nothing has run.
         "claim_lost": a backend lost the claim of a request that was still running: the claim was evicted, a failover
-            lost it, or the work took longer than its lease. A duplicate may have run meanwhile.
+            lost it, or the work took longer than its lease. A duplicate may have run in the meantime.
         "unstored": the backend did not store the result. The client got the response all the same, and a retry may run
             the work again.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
@@ -50,6 +50,6 @@ key_event = Signal(use_caching=True)
         "purged".
     attempt: with "claimed" and "taken_over", 1 for the first run and one more for each later run. Otherwise None.
     reason: with "released", "held" and "error", what happened, without any text from the client. Otherwise empty.
-    resource: what the operation is about, as `operation.refer_to` has stored it: a tuple of type and id, or None.
+    resource: the object that `operation.refer_to` has stored, as a tuple of type and id, or None.
     cleanup: with "purged", what `cleanup_idempotency_keys` returns. Otherwise None.
 """

@@ -43,7 +43,7 @@ class Endpoint:
 
     Attributes:
         method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.
-        route: the text of `request.resolver_match.route`.
+        route: the same string as `request.resolver_match.route`.
         view: the dotted name of the function, or of the class and its action.
         options: every option with its value. None if the endpoint is not protected.
         note: why the endpoint is not protected, or another fact that the options do not show.
@@ -80,7 +80,7 @@ class Endpoint:
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
-    """Return the endpoints for unsafe HTTP methods, in the order of the URLconf. No database is read.
+    """Return the endpoints for unsafe HTTP methods, in URLconf order. No database is read.
 
     Translated routes are in the `LANGUAGE_CODE` language.
 
@@ -117,7 +117,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 
 
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the route (as in `ResolverMatch`) and the callback of each URL, in the order of the URLconf."""
+    """Yield the route (as in `ResolverMatch`) and the callback of each URL, in URLconf order."""
     for pattern in resolver.url_patterns:
         # Joined as Django joins `request.resolver_match.route`.
         route = str(pattern.pattern)
@@ -189,7 +189,7 @@ def of_handler(
 def _whole(callback: Any, cls: Any) -> Declaration | None:
     """Return the declaration that protects a whole class-based view, or None.
 
-    It is on the URL's callback or on any `dispatch` of the MRO: the unprotected one of `LoginRequiredMixin`, for
+    It is on the URL's callback or on any `dispatch` in the MRO: the unprotected one of `LoginRequiredMixin`, for
     example, can run before a protected one.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))

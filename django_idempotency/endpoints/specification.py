@@ -1,8 +1,8 @@
 """What must a client know about a protected endpoint, as English text and as OpenAPI?
 
-The IETF draft on `Idempotency-Key` lists this (sections 2.2, 2.3 and 2.5.2): whether a key is required, its format,
-when it expires, whether two callers can use the same key, and how a retry is compared with the first request. The
-`idempotency_endpoints` command prints the same text that the OpenAPI schemas contain.
+The IETF draft on `Idempotency-Key` lists these points (sections 2.2, 2.3 and 2.5.2): whether a key is required, its
+format, when it expires, whether two callers can use the same key, and how a retry is compared with the first request.
+The `idempotency_endpoints` command prints the same text that the OpenAPI schemas contain.
 """
 
 from __future__ import annotations

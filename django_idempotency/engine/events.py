@@ -60,9 +60,9 @@ def report(
 
     Args:
         event: one of the names in the docstring of `signals.key_event`.
-        using: the database alias. None for a key in a `backend`, whose events are sent at once.
+        using: the database alias. None for a key in a `backend`, whose events are sent immediately.
         reason: cut at the first colon, because what follows can come from the client.
-        resource: type and id of what the operation is about.
+        resource: the type and id of the object that the operation is about.
         level: the level of the log record; default: see `LEVELS`.
     """
     level = LEVELS.get(event, logging.INFO) if level is None else level
@@ -145,7 +145,7 @@ def harmless() -> Iterator[None]:
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
     `__qualname__` fails. `on_commit(robust=True)` is not enough: for a `partial`, Django 5.2 raises a second exception
-    and skips the project's callbacks, and newer versions log the callback's text, and with it the key, which is a
+    and skips the project's callbacks, while newer versions log the callback's text, including the key, which is a
     secret.
     """
     try:

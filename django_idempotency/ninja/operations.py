@@ -99,7 +99,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
     # The list is a new one, because `wraps()` copied a reference to the view's own list. Our hook comes first, so that
-    # no other wrapper lies between ours and `Operation.run`.
+    # no other wrapper comes between ours and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer, protected))(protected)
     protected._ninja_contribute_to_operation += others

@@ -10,8 +10,8 @@ them to each class when the class is made. The class of a handler with `@idempot
 the first request reaches it.
 
 The view object itself is not changed. Replacing its class with a subclass would run the project's `__init_subclass__`
-and metaclass again, and an exception that carried the response past `dispatch` would roll back an `atomic()` block
-around it.
+and metaclass again, and raising an exception to carry the response past `dispatch` would roll back an
+`atomic()` block around it.
 """
 
 from __future__ import annotations

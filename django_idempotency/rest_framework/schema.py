@@ -5,7 +5,7 @@
 A project's own schema class must have `AutoSchema` as its first base class. Headers and statuses that the project
 declares itself are left as they are.
 
-A schema class is what the maintainer of drf-spectacular recommends in issue #804. An `OpenApiViewExtension` does not
+drf-spectacular's maintainer recommends a schema class in issue #804. An `OpenApiViewExtension` does not
 work for a method with `@extend_schema`, and a post-processing hook is not passed the view.
 """
 

@@ -19,7 +19,10 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """Marks an option that a layer leaves to the next one: action, class, base classes, settings, default."""
+    """Marks an option that a layer leaves to the next one.
+
+    The layers are the action, the class, its base classes, the settings and the default.
+    """
 
 
 def option(
@@ -32,7 +35,7 @@ def option(
         check: the check that `Idempotency(…)` runs on each value.
         atomic: the values allowed without `lease`; if empty, all of them.
         leased: the default with `lease`, if it differs.
-        elsewhere: the values allowed with `backend`, the default first; if empty, all of them.
+        elsewhere: the values allowed with `backend`, with the default first; if empty, all of them.
     """
     defaults = {
         "atomic": default,
@@ -60,7 +63,7 @@ def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
 
 
 def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise `IdempotencyConfigurationError`, suggesting the most similar name, if `name` is not a known one."""
+    """Raise `IdempotencyConfigurationError`, suggesting the most similar name, if `name` is not a known name."""
     if name not in known:
         guess = get_close_matches(name, known, n=1)
         hint = f" Did you mean {guess[0]!r}?" if guess else ""

@@ -70,7 +70,9 @@ class Idempotency:
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
     """The HTTP methods that are protected. Others pass through."""
     wait: timedelta | float = option(0, check.duration(0))
-    """How long a duplicate of a running request waits for its result before it gets the conflict response."""
+    """How long a duplicate of a running request waits for that request's result. After that, it gets the conflict
+    response.
+    """
     in_progress_status: Literal[202, 409, 429] = option(
         409, check.one_of(409, 429, 202), atomic=(409, 429), elsewhere=(409, 429)
     )
@@ -79,8 +81,8 @@ class Idempotency:
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
     """The status for a key that is used again with a different payload: 422 or 409."""
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
-    """With None, the view runs in one transaction. A duration selects leased mode, for views with external calls: after
-    that time, the claim of a worker that has died expires.
+    """With None, the view runs in one transaction. A duration selects leased mode, for views with external calls: a
+    dead worker's claim expires after that time.
     """
     on_abandoned: OnAbandoned = option(
         "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
@@ -124,13 +126,13 @@ class Idempotency:
     rolls the view back after any other response.
     """
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
-    """`callable(request, …) -> bool`, called before a replay. False answers 403."""
+    """`callable(request, …) -> bool`, called before a replay. If it returns False, the answer is 403."""
     store_body: bool = option(True, check.YES_OR_NO)
     """With False, a tombstone is stored instead of the response."""
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
     """For a larger response, or a streaming one, a tombstone is stored."""
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
-    """The alias of the database that the business write goes to. Default: the write alias of the key table."""
+    """The alias of the database that the business write goes to. Default: the key table's write alias."""
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
     """With True, every request runs, and the package only logs which ones it would have refused or replayed."""
 
@@ -153,7 +155,10 @@ class Idempotency:
 
     @property
     def outlived_by_gateways(self) -> bool:
-        """Whether a key may run again while a gateway remembers its derived keys. `late_keys` refuses such a run."""
+        """Whether a retry may run the view again while a gateway still remembers its derived keys.
+
+        `late_keys="refuse"` rules that out, because it refuses such a retry.
+        """
         short = seconds_of(self.ttl) < SHORT_TTL.total_seconds()
         elsewhere = isinstance(self.backend, str)
         return self.lease is not None and short and self.late_keys != "refuse" and not elsewhere
@@ -298,7 +303,7 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """The options of `idempotent`, which are all options of `Idempotency`."""
+    """The options of `idempotent`: all those of `Idempotency`."""
 
     required: bool
     methods: Collection[str]

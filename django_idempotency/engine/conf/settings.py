@@ -32,7 +32,7 @@ class Settings:
         credential_headers: request headers that identify a caller without a user. All those that a request carries
             are used together.
         publishable_keys: prefixes of credentials that every visitor's browser sends, so that they identify no caller.
-        harmless_decorators: decorators that decide nothing about the caller, and may lie below the protection.
+        harmless_decorators: decorators that decide nothing about the caller, and may go below the protection.
         error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error responses.
         require_quoted_key: accept only the draft's quoted form, not bare keys.
         store_cookies: also store and replay `Set-Cookie`. The table then contains credentials.
@@ -41,7 +41,7 @@ class Settings:
         runbook_url: the project's runbook, to which the admin links beside each key that needs attention.
         derived_keys_last: how long the systems that you call remember a derived key. With "retry-keyed", a call in
             doubt that was first started longer ago is not repeated.
-        namespace: a part of each derived key, so that deployments that share an account with a gateway derive
+        namespace: a part of each derived key, so that deployments that share one gateway account derive
             different keys. If it changes, calls in doubt are made twice.
         backends: stores for keys outside the database, each under a name for the `backend` option. Each is a dict with
             BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
@@ -154,7 +154,7 @@ def backend_for(name: str) -> KeyValueBackend:
     Raises:
         IdempotencyConfigurationError: `BACKENDS` has no such name, or the class that it names isn't a backend.
     """
-    with _MAKING:  # otherwise, two threads could make two, each with its own memory
+    with _MAKING:  # otherwise, two threads could make two backends, each with its own memory
         return _made(name)
 
 

@@ -33,13 +33,13 @@ class IdempotencyMixin:
 
     Write the mixin before the view class and after access mixins, as in
     `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. It wraps the handler only: access mixins run
-    first, before a replay as well, and so do the REST framework's authentication, permissions, throttles and content
+    first, even before a replay, and so do the REST framework's authentication, permissions, throttles and content
     negotiation.
 
     Args:
         idempotency: an `Idempotency` or a dict of its options, for the class or `@action(…, idempotency=…)`. None
             leaves the class unprotected. Missing options come from the base classes, the settings and the defaults.
-        idempotency_actions: a dict from the names of handlers, such as the standard actions of a viewset, to their
+        idempotency_actions: a dict that maps the names of handlers, such as a viewset's standard actions, to their
             options.
 
     Raises:
@@ -171,7 +171,7 @@ def handlers(
     """Yield the HTTP method, name and handler for each unsafe method of a view class.
 
     Args:
-        actions: the actions of a viewset, as a dict from verbs to the names of their handlers.
+        actions: a viewset's actions, as a dict that maps verbs to the names of their handlers.
     """
     for verb in attributes.get("http_method_names", cls.http_method_names):
         name = verb if actions is None else actions.get(verb, "")
@@ -180,7 +180,7 @@ def handlers(
 
 
 def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = None) -> tuple[Any, ...]:
-    """Return the options declared for a class with the mixin, or nothing if it is not protected.
+    """Return the options declared for a class with the mixin, or an empty tuple if it is not protected.
 
     They come from the view object, the handler, the class and its base classes, in this order. None switches the
     protection off: everything after the first None is left out. See `class_declaration`.

@@ -1,4 +1,4 @@
-"""Is `idempotent` in the right place? It must lie below all code that decides who the caller is, such as
+"""Is `idempotent` in the right place? It must be below all code that decides who the caller is, such as
 `login_required`. Otherwise a replay could reach the wrong caller, or one whose token has been revoked.
 """
 

@@ -1,4 +1,4 @@
-"""Which decorators does a callable have, and which ones may lie below `idempotent`?
+"""Which decorators does a callable have, and which ones may go below `idempotent`?
 
 Those that do not check the caller are allowed. Every decorator that uses `functools.wraps` is found; a check in the
 view's own code is not.
@@ -7,8 +7,8 @@ view's own code is not.
 `functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not say which decorator made
 it. But the wrapper keeps the global variables of the decorator's module, and its own code object, whose `co_qualname`
 begins with the decorator's name. Together, they identify the decorator. All wrappers made from middleware classes share
-one code object, and all wrappers made from context managers share another. These are named after the class of the
-middleware or the context manager.
+one code object, and all wrappers made from context managers share another. Both kinds are named after the class of
+the middleware or context manager.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..conf import get_settings
 
 VIEWS = "django.views.decorators"
 PROXY = "ObjectProxy"
-"""The base class of wrapt's proxies, which tracing packages put around functions. It is known by its name alone,
+"""The base class of wrapt's proxies, which tracing packages put around functions. It is recognized by its name alone,
 because some packages have their own copy of wrapt."""
 PAGINATORS = ("PaginatorOperation", "AsyncPaginatorOperation")
 HARMLESS = frozenset(
@@ -44,8 +44,8 @@ HARMLESS = frozenset(
         PROXY,
     }
 )
-"""Decorators allowed below the protection: they don't look at the caller, and all that they do (a status, a body, a
-header) is replayed. Some, such as `condition` and `require_http_methods`, can answer in place of the view.
+"""Decorators allowed below the protection: they don't look at the caller, and all that they change (status, body,
+headers) is replayed. Some, such as `condition` and `require_http_methods`, can answer in place of the view.
 """
 NOT_REPLAYED = frozenset(
     {
@@ -110,7 +110,7 @@ def _wrappers(level: Any) -> Iterator[Any]:
         yield level
         return
     for decorator in reversed(_enclosed(level)["decorators"]):
-        # Decorating an empty function is safe, because `method_decorator` does it as well.
+        # Decorating an empty function is safe, because `method_decorator` does the same.
         *made, _ = unwrapped(decorator(_dummy))
         yield from made
 

@@ -12,9 +12,9 @@ DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 """The namespace of derived keys. It never changes, so that a gateway recognizes a retry after an upgrade."""
 
 MAX_READABLE_SCOPE = 255
-"""In characters, as for a key. A longer scope is stored as its hash."""
+"""Measured in characters, as for a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
-"""The prefix of every scope stored as a hash, and of no other."""
+"""The prefix of every scope stored as a hash, and of no other scope."""
 # A fixed list rather than `str.isprintable`, whose result may change with a Python version: a retry would then miss its
 # row. It contains control characters, line breaks, invisible characters, characters that change the text direction, and
 # lone surrogates.
@@ -50,9 +50,9 @@ def hash_of(reference: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What identifies a request or a row: scope, operation and key, made by `identify`.
+    """The scope, operation and key that identify a request or a row. Made by `identify`.
 
-    Scope and key are empty if a request carries no usable key.
+    The scope and key are empty if a request carries no usable key.
 
     `key_hash` is the first 8 bytes of the key's SHA-256, `scope_hash` the first 8 bytes of the `digest` of all three.
     No two rows of the key table share both. On PostgreSQL, `scope_hash` is also the number of the key's advisory lock.
@@ -79,7 +79,7 @@ def kept_scope(scope: str) -> str:
     hash.
 
     Projects may take a scope from the client, and a client's string can be a megabyte long or contain line breaks;
-    PostgreSQL rejects NUL altogether. A scope that begins with "scope:" is hashed, too, since anyone who can read the
+    PostgreSQL rejects NUL altogether. A scope that begins with "scope:" is also hashed, since anyone who can read the
     table could otherwise send another caller's hash as a scope and receive that caller's responses.
     """
     if len(scope) <= MAX_READABLE_SCOPE and CONTROLS.search(scope) is None and not scope.startswith(HASHED_SCOPE):

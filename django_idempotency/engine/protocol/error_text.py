@@ -11,7 +11,7 @@ from .digests import CONTROLS
 MAX_LENGTH = 500
 """In characters. A class name can be very long."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-"""Where Python and installed packages live, but none of the project's own code."""
+"""The directories that contain Python and installed packages, and none of the project's own code."""
 HIDDEN = re.compile(
     CONTROLS.pattern[:-1] + r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff9-\ufffb"
     r"\U000e0000-\U000e0fff]"

@@ -29,7 +29,7 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Status, headers and body of a final response. Without a body, it is a tombstone: the response was not kept."""
+    """The status, headers and body of a final response. Without a body, it is a tombstone: no response was kept."""
 
     status_code: int
     headers: Headers = field(repr=False)  # logs often contain a `repr`, and headers can contain secrets
@@ -49,7 +49,7 @@ class ClaimRequest:
     """Everything a store needs to claim a key.
 
     Args:
-        identity: scope, operation and key.
+        identity: the scope, operation and key.
         fingerprint: a 32-byte hash of the payload, or None if payloads are not compared.
         ttl: seconds for which the result is kept.
         wait: seconds for which a duplicate of a running request waits for that request's result.
@@ -61,7 +61,7 @@ class ClaimRequest:
         keys_last: seconds for which other systems remember a derived key, for the "retry-keyed" policy.
         known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
         late: for keys that contain their creation time. Called with the database's time in seconds since 1970, it
-            returns whether a key without a row is too old to be new. With it, an expired row is never taken over.
+            returns whether a key without a row is too old to be new. If it is set, an expired row is never taken over.
     """
 
     identity: Identity
@@ -145,14 +145,14 @@ class InDoubt:
 
     Possible causes:
 
-    * A call has no result, the view has no `reconcile`, and `on_abandoned` is "hold", or "retry-keyed" while the other
+    * A call has no result, the view has no `reconcile`, and `on_abandoned` is "hold", or is "retry-keyed" but the other
       system would not recognize the call by its derived key.
     * A write has no result, because the project's function ended the transaction itself.
     * The work ended the transaction that claimed the key.
     * The key has leased-mode steps, but the view now runs in atomic mode.
 
     Attributes:
-        attempt: the number of the key's last attempt, which tells two doubts about one key apart.
+        attempt: the number of the key's last attempt, which distinguishes two doubts about one key.
         resource: the object that the operation has referred to.
         unkeyed: names of calls that "retry-keyed" does not repeat, because they would not be recognized.
     """
@@ -163,7 +163,7 @@ class InDoubt:
 
     @property
     def choice(self) -> str:
-        """What a developer can do so that the calls in `unkeyed` are repeated; empty if there are none."""
+        """What a developer can do so that the calls in `unkeyed` are repeated; empty if there are no such calls."""
         return " ".join(UNKEYED % {"step": step} for step in self.unkeyed)
 
 
@@ -206,7 +206,7 @@ class Finished(Generic[T]):
         snapshot: what is stored, if the verdict is `Verdict.KEEP`.
         reason: why nothing is stored, for every other verdict.
         resource: the object that the work has referred to.
-        unstored: whether a backend did not take the final result, so that a retry may run the work again.
+        unstored: whether a backend failed to store the final result, so that a retry may run the work again.
     """
 
     value: T

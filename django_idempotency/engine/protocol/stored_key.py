@@ -77,11 +77,11 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
     """Return what becomes of a request whose key is stored already. The first rule that applies decides."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
-        # The hashes match, but not the caller, operation or key. The refusal must reveal nothing about this row.
+        # The hashes match, but the caller, operation or key does not. The refusal must reveal nothing about this row.
         return outcomes.Mismatched()
     if stored.expired:
-        # A dated key with an expired row is known to have run. Its date alone would not show that if `ttl` has been
-        # raised since.
+        # A dated key with an expired row is known to have run. Its date alone might not show that, because `ttl` may
+        # have been raised since.
         return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
@@ -96,8 +96,8 @@ class Doubt(NamedTuple):
     """A step that was started and has no result.
 
     Attributes:
-        recognizable: whether the other system would recognize another start of the call: each earlier start carried the
-            derived key, and the first is recent enough for that key to be remembered.
+        recognizable: whether the other system would recognize another start of the call. It would if each earlier start
+            carried the derived key, and the first is recent enough for that key to be remembered.
     """
 
     name: str

@@ -45,7 +45,7 @@ class Adapter:
         return request  # type: ignore[no-any-return]
 
     caller = staticmethod(user_scope)
-    """Returns the scope of the caller whom the framework has authenticated, and of any client, or None."""
+    """Returns the scope of the caller whom the framework has authenticated, with any client acting for it, or None."""
 
     payload = staticmethod(payload_of)
     """Returns the body's content as the view will read it. Requests with equal payloads count as the same."""

@@ -1,12 +1,12 @@
 """What takes the place of Django's ATOMIC_REQUESTS around a protected view?
 
 # Note [How the package replaces ATOMIC_REQUESTS]
-With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key claimed there would be claimed in a
+With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key would then be claimed in a
 savepoint, and the failure of a later COMMIT would go unnoticed. The package therefore opens the transaction instead of
-Django: the `_non_atomic_requests` attribute of a protected callback keeps Django from opening one in the database of
-the key table, and requests that are not protected run in an `atomic(alias)` that the package opens in Django's place.
-Django refuses `async def` views under ATOMIC_REQUESTS. The attribute lifts that refusal, and the package runs them in
-such a transaction, too: without it, a request that fails in the middle would leave half of its writes.
+Django: the `_non_atomic_requests` attribute of a protected callback keeps Django from opening one in the key
+table's database, and unprotected requests run in an `atomic(alias)` that the package opens in Django's place.
+Django refuses `async def` views under ATOMIC_REQUESTS. The attribute lifts that refusal, and the package also runs them
+in such a transaction: without it, a request that fails in the middle would leave half of its writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TakenOver(set[str]):
     """The `_non_atomic_requests` of a protected view: the aliases in which Django opens no transaction.
 
     See Note [How the package replaces ATOMIC_REQUESTS]. The set itself contains the aliases that the project excluded
-    with `non_atomic_requests`. The alias of the key table is computed instead, because a router may choose another one
+    with `non_atomic_requests`. The key table's alias is computed instead, because a router may choose a different one
     for each request, and because the settings are not always ready when the view is imported.
     """
 
@@ -46,7 +46,7 @@ class TakenOver(set[str]):
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
-    """Mark a protected callback, so that Django opens no transaction in the database of the key table."""
+    """Mark a protected callback, so that Django opens no transaction in the key table's database."""
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
@@ -77,7 +77,7 @@ def refuse_asynchronous(request: Any) -> None:
 
 
 async def awaited_as_django_would(request: Any, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Await an `async def` view in the transaction of `as_django_would`.
+    """Await an `async def` view in the transaction that `as_django_would` returns.
 
     Django refuses ATOMIC_REQUESTS for such views, but our mark lifts that refusal. The view runs as a protected one
     does: see `in_thread`.

@@ -63,7 +63,7 @@ def user_scope(request: Any) -> str | None:
 
 
 def with_client(caller: str, request: Any) -> str:
-    """Return the scope of a caller together with the client, if any, that acts for it in this request."""
+    """Return a scope for the caller and the client, if any, that acts for it in this request."""
     client = _client(request)
     return caller if client is None else acting_for(caller) + client
 
@@ -142,7 +142,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     """Return the scope for `request.auth`: a token, a user or a model instance set by the framework's authenticator.
 
     Args:
-        authenticator: the name of the authenticator, if another may set the same string for a different caller.
+        authenticator: the name of the authenticator, if another one may set the same string for a different caller.
 
     Raises:
         IdempotencyConfigurationError: the object does not identify the caller, so all callers would share one scope.
@@ -168,7 +168,7 @@ def _token_scope(token: Model) -> str:
     The token's primary key is left out, because a client may get a new token before a retry.
 
     Raises:
-        IdempotencyConfigurationError: the token belongs to neither.
+        IdempotencyConfigurationError: the token belongs to neither a client nor a user.
     """
     client, user = client_of(token), _owner(token, token._meta.get_field("user"))
     if client is None and user is None:
@@ -205,7 +205,7 @@ def _client(request: Any) -> str | None:
 def client_of(token: Any) -> str | None:
     """Return a string that identifies the client named in the token, or None. Runs no query.
 
-    A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself. Its signature has been
+    A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself. A JWT's signature has been
     checked by the code that authenticated the user.
     """
     if hasattr(token, "is_authenticated"):
@@ -278,7 +278,7 @@ def acting_for(account: str) -> str:
 
 
 def _place(model: Any, row: Model) -> str:
-    """Return the label of a row's model, with the alias of its database unless that is the default.
+    """Return the label of a row's model, with its database's alias unless that is the default one.
 
     Users in different databases can share a primary key.
     """
@@ -305,15 +305,15 @@ def _credential(request: Any, options: Options) -> str:
             value = _authorization(value)
         if value.lower() not in PLACEHOLDERS:
             sent[header.lower()] = value
-            # A key that every visitor's browser sends tells shops apart, but not their visitors.
+            # A key that every visitor's browser sends distinguishes shops, but not their visitors.
             identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
     # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
     # different API keys. No header value can contain the line feed that separates them.
     if not identified:
         if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
             sent["csrf"], identified = secret, True
-        # The cookie that the client sent, not the key of `request.session`: if the response that sets a new one is
-        # lost, the retry carries the old one.
+        # The cookie that the client sent, not the key of `request.session`: if the response that sets a new cookie
+        # is lost, the retry carries the old one.
         elif session := request.COOKIES.get(django_settings.SESSION_COOKIE_NAME):
             engine = import_module(django_settings.SESSION_ENGINE)
             # A signed cookie contains the session's data, and changes with it.

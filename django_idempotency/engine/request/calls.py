@@ -18,7 +18,7 @@ from .responses import capture
 
 
 class Call:
-    """One call of a protected view.
+    """One call to a protected view.
 
     Args:
         request: Django's request.
@@ -56,7 +56,7 @@ class Call:
         return f"{self.method} {route}"
 
     def own_transaction(self) -> AbstractContextManager[Any]:
-        """Return the transaction for turning an exception into a response. A key in a backend needs no database."""
+        """Return the transaction in which an exception becomes a response. With a backend, there is none."""
         return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
@@ -64,7 +64,7 @@ class Call:
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
-                # `LocaleMiddleware` sets it as well, but for a replay it would use the second request's language.
+                # `LocaleMiddleware` also sets it, but for a replay it would use the second request's language.
                 response.headers.setdefault("Content-Language", language)
             return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")

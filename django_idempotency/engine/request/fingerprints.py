@@ -47,11 +47,11 @@ from .problems import Refused, body_too_large, length_required
 MAX_PARSED_BYTES = 128 * 1024
 """If a JSON or form body is larger, its raw bytes are compared, because parsing takes memory: up to 85 times the size
 of a form (`%41%41…`), and up to 40 times the size of JSON. For 128 KiB, that is at most 11 MiB and 20 ms; for the 2.5
-MiB that Django accepts, it would be 200 MiB. The limit isn't a setting, because a retry after a change would get a
-different fingerprint.
+MiB that Django accepts, it would be 200 MiB. The limit isn't a setting, because a retry after it was changed would
+get a different fingerprint.
 """
 REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, time)
-"""Types of URL arguments whose string form is the same in every process. Converters can return other types as well."""
+"""Types of URL arguments whose string form is the same in every process. Converters can also return other types."""
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
@@ -77,7 +77,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     """Return a hash of the request's target, and of the parts of its query and payload that the option selects.
 
     See Note [The comparison uses the data that Django has read]. Each way of making a fingerprint has a version, which
-    is hashed as well, so that fingerprints made in a new way never equal old ones.
+    is also hashed, so that fingerprints made in a new way never equal old ones.
 
     Args:
         request: Django's request.
@@ -119,8 +119,8 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 def _captured(request: HttpRequest, operation: str) -> str:
     """Return the target of an operation that has a name of its own: the URL's arguments.
 
-    Its keys survive if the route is renamed, and a key that was used for one object is never answered with the response
-    for another.
+    The operation's keys survive if the route is renamed, and a key that was used for one object is never answered
+    with the response for another.
 
     In two cases, the target is the path instead. One is an argument whose text may differ in a retry. The other is a
     name that the operation would also have without the option: a project sets such a name in order to keep finding the
@@ -367,12 +367,12 @@ def _tagged(value: Any) -> Any:
         hasher.update(chunk)
     value.seek(0)
     # The parameters of the file's content type count, because the charset, for example, can change how the view reads
-    # it.
+    # the file.
     return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 
 
 def selected(value: Any, names: Collection[str]) -> Any:
-    """Return the chosen fields of a JSON object, or of each one in a list. An object without any is kept whole."""
+    """Return the chosen fields of a JSON object, or of each object in a list. An object with none is kept whole."""
     if isinstance(value, list):
         return [selected(item, names) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):

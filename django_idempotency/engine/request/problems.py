@@ -45,9 +45,9 @@ class Meaning(StrEnum):
     LOG_IN = "log in"
     """The response says nothing about the request. Keep the key, and send the request again as a known caller."""
     LOOK_UP = "look up"
-    """The request was processed, or may have been. Find out, and never send it under another key."""
+    """The request was processed, or may have been. Find out which, and never send it under another key."""
     FINAL = "final"
-    """The request was refused, and is not processed until the client corrects it."""
+    """The request was refused, and will not be processed until the client corrects it."""
 
 
 MEANINGS: Mapping[str, Meaning] = {
@@ -103,7 +103,7 @@ def missing_key(options: Options, request: HttpRequest | None = None) -> Problem
     if options.key is None:
         detail = _("This operation needs the request header %(header)s with a unique value, such as a UUID.")
         detail %= {"header": get_settings().header}
-        # Cut, because the client chooses the name.
+        # Truncated, because the client chooses the name.
         similar = [name[:60] for name in (request.headers if request else ()) if "idempot" in name.lower()]
         if similar:
             text = _("The request carries the header %(similar)s instead.")
@@ -228,7 +228,7 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
 
 
 def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
-    """Return the error response that a protected view would give, for an exception that `run_once` has raised.
+    """Return the error response that a protected view would give for an exception raised by `run_once`.
 
     Its status is 409 or 422, or 503 if the store was busy; `Retry-After` is set if a retry can succeed.
 

@@ -43,7 +43,8 @@ PROOF, CLAIM = 16, 24
 """The lengths in bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a
 claim."""
 ABANDONED = "abandoned"
-"""The status page's word for a key in progress whose worker has died: a retry takes it over, or a person decides."""
+"""The status page's word for a key in progress whose worker has died. A retry takes over the key, or a person
+decides."""
 
 
 def capture(response: HttpResponseBase, options: Options) -> Snapshot:
@@ -109,7 +110,7 @@ def accepted(alias: str, identity: Identity) -> HttpResponse:
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # A view can answer 202, too. `code` tells the client that this response comes from the package.
+    # A view can also answer 202. `code` tells the client that this response comes from the package.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER

@@ -1,6 +1,6 @@
 """How does a view run without protection?
 
-This happens for methods that are not protected, for requests without an optional key, in observe mode, and while the
+It does so for methods that are not protected, for requests without an optional key, in observe mode, and while the
 package is switched off.
 """
 

@@ -52,7 +52,7 @@ class ViewCall(Call):
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request
         request.idempotency = operation
-        # This makes a reference cycle. Only `reconcile` needs it, and atomic mode never calls that.
+        # The assignment makes a reference cycle. Only `reconcile` needs it, and atomic mode never calls `reconcile`.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
