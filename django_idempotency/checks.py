@@ -6,13 +6,13 @@ E007 options that contradict each other, E008 202 without the status page, E009 
 not keep in InnoDB, E012 options under a name that nothing reads, E013 a separate schema for each tenant, but no SCOPE,
 E014 key tables that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS, E016 a
 backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
-COMMITTED, W004 a database whose times Django does not read as UTC, W006 tables of the project's models that MariaDB or
-MySQL keeps in an engine without transactions, W007 missing indexes or constraints on the key tables, W008 columns in
-the key tables whose collation treats two different strings as equal, W009 a leased view with a `ttl` so short that a
-gateway remembers its keys for longer, W010 a Redis server that evicts keys, W011 a Redis server without an append-only
-file, W012 keys in memory outside DEBUG, W013 a DynamoDB table without Time to Live, W014 protection switched off or
-paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has, W017 recent
-rows that ENCRYPTION_KEYS cannot decrypt.
+COMMITTED, W004 a database whose times Django does not read as UTC, W006 the project's model tables that MariaDB or
+MySQL keeps in a storage engine without transactions, W007 missing indexes or constraints on the key tables, W008
+columns in the key tables whose collation treats two different strings as equal, W009 a leased view with a `ttl` so
+short that a gateway remembers its keys for longer, W010 a Redis server that evicts keys, W011 a Redis server without
+an append-only file, W012 keys in memory outside DEBUG, W013 a DynamoDB table without Time to Live, W014 protection
+switched off or paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has,
+W017 recent rows that ENCRYPTION_KEYS cannot decrypt.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_decryption(alias: str) -> Iterator[CheckMessage]:
-    """Try to decrypt the newest rows. During a rotation, processes with another list of keys may have written them."""
+    """Try to decrypt the newest rows. During a rotation, processes with another key list may have written them."""
     newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
     for row in (row for row in newest if row.status_code is not None):
         try:
@@ -140,7 +140,7 @@ def check_backends() -> Iterator[CheckMessage]:
             yield from backend_for(name).check()
         except IdempotencyConfigurationError:
             continue
-        except Exception as error:  # noqa: BLE001 (each backend has a client with errors of its own)
+        except Exception as error:  # noqa: BLE001 (each backend's client raises its own errors)
             yield Error(
                 f"backend {name!r} does not answer: {error}",
                 hint="Requests whose keys are there get 503 until it answers.",
@@ -149,7 +149,7 @@ def check_backends() -> Iterator[CheckMessage]:
 
 
 def check_urls() -> Iterator[CheckMessage]:
-    """Check each protected route: its options, and that authentication runs before the protection."""
+    """Check each protected route's options, and check that authentication runs before the protection."""
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": _declared()[1],
@@ -181,7 +181,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def check_switches() -> Iterator[CheckMessage]:
-    """Report each switch that is meant to be temporary, but could be forgotten."""
+    """Report each temporary switch that is in effect, in case it has been forgotten."""
     conf, observe = get_settings(), resolve().observe
     found = {
         "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
@@ -207,7 +207,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
-    """Each protected route's view and options, and the E007 messages, which say which options contradict each other."""
+    """Each protected route's view and options, and the E007 messages about options that contradict each other."""
     options: list[tuple[str, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():

@@ -1,5 +1,4 @@
-"""Metrics for Prometheus. Nothing in the package imports this: run `pip install prometheus-client`, and add to your
-project:
+"""Optional metrics for Prometheus. To use them, run `pip install prometheus-client`, and add this to your project:
 
     class ShopConfig(AppConfig):
         def ready(self):
@@ -53,7 +52,7 @@ GAUGED = {
     ),
     "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
-""""stuck" leaves out keys with a call: these are in doubt or half done, which is more urgent."""
+""""stuck" leaves out keys under which a call was made: these are in doubt or half done, which is more urgent."""
 GAUGES = {
     **{name: text for name, (_, text) in GAUGED.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
@@ -102,7 +101,8 @@ class KeyCollector:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
-                # `start_http_server` scrapes in threads without a request, whose connections Django does not close.
+                # `start_http_server` scrapes in threads that handle no Django request, so Django does not close their
+                # connections.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))

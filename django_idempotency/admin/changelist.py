@@ -72,7 +72,7 @@ class BoundedChangeList(ChangeList):
             self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # The overview takes several queries, so it is not shown with a search, a filter or another page.
+        # The overview takes several queries, so it is shown only on the first page, without a search or a filter.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -102,7 +102,7 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The state filter. `BoundedChangeList` finds all keys except completed ones, which this filter finds itself."""
+    """The state filter. It finds only completed keys itself; `BoundedChangeList` finds the keys in all other states."""
 
     title = _("state")
     parameter_name = "state"
@@ -140,7 +140,7 @@ class OperationFilter(admin.SimpleListFilter):
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     """Find the keys that match the text, which may be a key, a resource or a caller.
 
-    It takes four queries (keys, resources, and two for callers), each of up to 2,000 keys.
+    This takes four queries (one for keys, one for resources and two for callers), each finding up to 2,000 keys.
     """
     text = term.strip()
     if not text:
@@ -149,8 +149,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # For a caller with more than 2,000 keys, the index on `scope` can miss the newest ones, so these are searched
-    # for as well.
+    # For a caller with more than 2,000 keys, a search by the index on `scope` can miss the newest ones, so there is a
+    # separate search for those.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)

@@ -1,8 +1,7 @@
 """The admin pages on which a person makes decisions about keys.
 
 Each page explains what the decision will do, and previews a result or a response that was entered. It requires
-permission to decide, and changes only the keys that were shown on the page: those that have changed since then are left
-alone.
+permission to decide, and changes only keys that were shown on the page and have not changed since then.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def decision_urls(model_admin: Any) -> list[Any]:
 
 
 def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
-    """Decide about one key. Its page has a button for each decision."""
+    """Handle a decision about one key. The key's page has a button for each decision."""
     rows = model_admin.get_queryset(request).filter(pk=pk)
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
@@ -79,7 +78,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 
 
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
-    """Show the form for a decision, show its preview, or carry it out.
+    """Show the form for a decision, preview the decision, or carry it out.
 
     Returns the page to show, or None once a message has told the person what was done, or why nothing can be decided.
     """
@@ -132,7 +131,7 @@ def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
 
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
-    """Decide about each key that hasn't changed in the meantime, and log each decision in the same transaction."""
+    """Carry out the decision for each key that hasn't changed in the meantime, and log it in the same transaction."""
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
@@ -142,7 +141,7 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
                 decide(key.row, *needed, by=request.user.get_username(), **said)
                 model_admin.log_change(request, key.row, done)
                 resolved += 1
-        except NotDecryptable as error:  # go on with the next key
+        except NotDecryptable as error:  # continue with the next key
             model_admin.message_user(request, str(error), messages.ERROR)
     if resolved:
         text = _("%(done)s Keys: %(count)d.") % {"done": done, "count": resolved}
@@ -165,10 +164,10 @@ def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm)
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """For each step, find the result that the operation's newest completed key has stored, if the person may see
-    results.
+    """If the person may see results, find an example for each step: the result stored under the operation's newest
+    completed key.
 
-    For each step, the search reads only the latest rows of the step table.
+    Each step's search reads only the latest rows of the step table.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

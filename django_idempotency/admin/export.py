@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
-    """Export up to 2,000 keys: those on all pages of the list, with its current filters."""
+    """Export up to 2,000 keys from all pages of the list, with its current filters."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     try:

@@ -88,22 +88,22 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """Whether this decision is possible in the key's present state."""
+        """Whether this decision is possible in the key's current state."""
         return facts.idle
 
     @classmethod
     def harms(cls, facts: Facts) -> bool:
-        """Whether this decision can do more harm than an error message. Its button is then red."""
+        """Whether this decision can do worse than cause an error message. If so, its button is red."""
         return False
 
     @property
     def was_previewed(self) -> bool:
-        """Whether a valid form was submitted just as it was previewed, or needs no preview."""
+        """Whether this valid form was submitted exactly as it was previewed, or needs no preview."""
         return not self.previewed_fields or self.cleaned_data["previewed"] == self.digest
 
     @property
     def digest(self) -> str:
-        """A hash of what was entered and of the state of the keys. The preview sends it along in a hidden field."""
+        """A hash of what was entered and of the keys' states. The preview sends it along in a hidden field."""
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
@@ -140,7 +140,7 @@ class ReleaseForm(DecisionForm):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A half-done key needs no release to continue, and an undecryptable key would fail even after a release."""
+        """A half-done key continues without a release, and an undecryptable key would fail even after one."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod

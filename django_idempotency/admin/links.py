@@ -1,4 +1,4 @@
-"""May this person see a key's secrets, and where do its caller and its resource link to?"""
+"""Decide whether the current user may see a key's secrets, and link its caller and resource to their admin pages."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def shown(row: Any) -> Shown:
 def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
     """Set `shown` on each row, for the current user.
 
-    It takes at most two queries for all rows: one for the steps, and one for the database's time.
+    This takes at most two queries for all rows: one for the steps, and one for the database's time.
 
     Args:
-        results: whether to read the results and errors of the steps as well.
+        results: whether to also read the steps' results and errors.
     """
     secrets = request.user.has_perm("django_idempotency.view_response")
     for facts in facts_of(rows, results=results):

@@ -1,4 +1,4 @@
-"""The admin pages for keys: people with permission can read them, and resolve those that no worker holds."""
+"""The admin pages on which people with permission can read keys, and resolve those that no worker holds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _response(key: Shown) -> Any:
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
-    """Other keys that may stand for the same request, each with the reason and its time. No key is listed twice."""
+    """Other keys that may stand for the same request, each with the reason and its time. None is listed twice."""
     found = (
         (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
         (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),
@@ -70,8 +70,9 @@ def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[s
 class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Shows the stored keys in Django's admin. A subclass with its own `get_queryset()` can show fewer of them.
 
-    `view_idempotencykey` allows a user to see the list, but not the keys themselves. Those and the stored responses
-    need `view_response` as well, and decisions need `resolve_idempotencykey`. Only a decision can change a key here.
+    `view_idempotencykey` allows a user to see the list, but not the keys themselves. To see those and the stored
+    responses, a user also needs `view_response`; to make decisions, a user needs `resolve_idempotencykey`. Only a
+    decision can change a key here.
     """
 
     actions = (answer_selected, release_selected)
@@ -137,7 +138,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return request.user.has_perm("django_idempotency.view_idempotencykey")
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
-        """Whether this user may decide. Without it, the list offers no actions."""
+        """Whether this user may make decisions. If not, the list offers no actions."""
         return request.user.has_perm("django_idempotency.resolve_idempotencykey")
 
     def may_decide(self, request: HttpRequest, obj: IdempotencyKey | None) -> bool:

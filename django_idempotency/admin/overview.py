@@ -1,4 +1,4 @@
-"""How many keys are in each state, and which need attention? No query reads more than a bounded part of the table."""
+"""Count the keys in each state, and find those that need attention. Each query reads a limited part of the table."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 NEEDING = tuple(state.name for state in ATTENTION)
 LISTED = 2_000
-"""The most keys that the list shows, and the most that each number above it counts. The search also finds older keys.
+"""The maximum number of keys that the list shows, and that each number above it counts. A search also finds older keys.
 """
 FILTERED = 100_000
-"""How many of the latest keys a filter reads. Without a limit, looking for a rare value could read all of them."""
+"""How many of the latest keys a filter reads. Without a limit, a search for a rare value could read the whole table."""
 SAME = 10
 """The maximum number of other keys with the same request that a key's page shows."""
 
 NEAR = 50_000
-"""How many ids before and after a key are searched for another key of its caller. See `same_caller`."""
+"""How many ids before and after a key are searched for other keys of its caller. See `same_caller`."""
 
 HANGS = 120
 """Seconds after which an open transaction that holds keys is reported as hanging."""
@@ -58,8 +58,8 @@ def find(state: str, keys: Keys) -> list[int]:
 
     Args:
         state: a name in `FOUND`, or "attention" for all states that need attention.
-        keys: the keys that the person may see and that match the other filters. At most 100,000 keys of each index are
-            read.
+        keys: the keys that the person may see and that match the other filters. At most 100,000 keys from each index
+            are read.
     """
     wanted = NEEDING if state == "attention" else (state,)
     found: list[int] = []

@@ -148,7 +148,7 @@ class Story(Facts):
 
     @property
     def to_do(self) -> str:
-        """What to do. As long as an abandoned worker may just be slow, first make sure that it is dead."""
+        """What to do. If the key was abandoned, first make sure that its worker is dead and not just slow."""
         if self.unreadable:
             return _(
                 "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "

@@ -24,7 +24,7 @@ KEY_LENGTH = 12
 """How many characters of a key the list shows, enough to tell keys apart."""
 FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
-"""The most bytes of a text that a page shows."""
+"""The maximum number of bytes of text that a page shows."""
 ENCRYPTED = gettext_lazy("Encrypted. To see the text, you need the permission “Can view stored response bodies”.")
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
 """The shape before each state's name, so that readers don't depend on colours. Each state has a CSS class."""
@@ -55,7 +55,7 @@ def readable_operation(operation: str) -> str:
 
 
 def shortened(text: str, length: int = KEY_LENGTH) -> SafeString | str:
-    """The beginning of a long text, with the whole text as a tooltip. Short texts are shown in full."""
+    """The beginning of long text, with the whole text as a tooltip. Short text is shown in full."""
     text = encodable(text)
     if len(text) <= length:
         return text
@@ -97,7 +97,7 @@ def readable_body(body: bytes) -> str:
 
 
 def cut(text: bytes) -> str:
-    """The beginning of the text, as it is.
+    """The beginning of the text, unchanged.
 
     JSON is not indented: parsing it could change numbers, and would drop one of two values with the same name.
     """
@@ -111,8 +111,8 @@ def as_utf8(json_text: str) -> bytes:
 
 
 def encodable(text: str) -> str:
-    """Escape each invisible character as JSON does, so that results can still be pasted. Line breaks and tabs stay.
+    """Escape each invisible character as JSON does, so that results can still be pasted. Line breaks and tabs are kept.
 
-    Surrogate characters are escaped as well, because UTF-8 cannot encode them.
+    Surrogate characters are also escaped, because UTF-8 cannot encode them.
     """
     return HIDDEN.sub(lambda found: found[0] if found[0] in "\n\t" else json.dumps(found[0])[1:-1], text)

@@ -65,10 +65,11 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
     """A call's derived key, if the view had asked for it before each start. Otherwise the gateway may never have
-    seen it, and a person who looked for it there would conclude that the call did not happen.
+    seen it, and a person who looks for it there could wrongly conclude that the call did not happen.
 
     Args:
-        keyed: None if this is unknown, because an earlier version wrote the entry in the trail.
+        keyed: whether the view had asked for it; None if this is unknown, because an earlier version wrote the entry in
+            the trail.
     """
     if kind != Kind.CALL or keyed is None:
         return ""
@@ -146,7 +147,10 @@ def value_text(kept: str) -> str:
 
 
 def last_decision(key: Shown) -> str:
-    """The last decision: who, what, when and why. If there is none, it is empty; if it cannot be shown, it says why."""
+    """The last decision: who made it, what it was, when and why.
+
+    It is empty if there is no decision, and explains why if the decision cannot be shown.
+    """
     made, hidden = _trail(key)
     if not made:
         return hidden

@@ -22,7 +22,7 @@ from ..models import IdempotencyKey
 from .lookups import refuse_out_of_range
 
 BATCH_SIZE = 5000
-"""Rows per transaction. PostgreSQL deletes 5000 in about 10 ms, which is too little time to disturb live traffic."""
+"""Rows per transaction. PostgreSQL deletes 5000 in about 10 ms, which is too short to disturb live traffic."""
 FREED = "cleanup_idempotency_keys: the lease had expired, and nothing outside had been called."
 """The error text for stuck keys that a cleanup marks as failed. The index on failed keys needs an error text."""
 
@@ -37,7 +37,7 @@ class Cleanup:
         complete: whether all expired keys are gone, except those that another transaction had locked.
         stuck, in_doubt, half_done: how many keys are in each of these states. Each key is counted only once.
         unstuck: how many stuck keys were marked as failed, because no external call had been made under them. Their
-            next retry runs at once.
+            next retries run immediately.
     """
 
     deleted: int
@@ -60,10 +60,10 @@ def cleanup_idempotency_keys(
 ) -> Cleanup:
     """Delete the expired keys of one database in batches, each in its own short transaction.
 
-    Call it from cron, Celery beat or django.tasks; several cleanups can run at once. On databases with SKIP LOCKED,
-    each of them skips the rows that the others have locked. Stuck keys are marked as failed first, so that their next
-    retry runs at once. This is harmless, because no external call has been made under them. Keys that are in progress,
-    in doubt or half done are never deleted or changed, only counted.
+    Call it from cron, Celery beat or django.tasks; several cleanups can run simultaneously. On databases with SKIP
+    LOCKED, each of them skips the rows that the others have locked. Stuck keys are marked as failed first, so that
+    their next retries run immediately. This is harmless, because no external call has been made under them. Keys that
+    are in progress, in doubt or half done are never deleted or changed, only counted.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -126,8 +126,9 @@ def is_over(stop: Event | None, deadline: float) -> bool:
 def free_harmless(alias: str, batch_size: int) -> int:
     """Mark up to `batch_size` stuck keys as failed, inside the caller's transaction, and return how many were marked.
 
-    No external call has been made under them, so nothing is lost: the next retry runs at once with the stored steps,
-    and the fence stops the old worker if it is still alive. Locked rows are skipped if the database has SKIP LOCKED.
+    No external call has been made under them, so nothing is lost: the next retry runs immediately with the stored
+    steps, and the fence stops the old worker if it is still alive. Locked rows are skipped if the database has SKIP
+    LOCKED.
     """
     keys = IdempotencyKey.objects.using(alias)
     found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
@@ -136,7 +137,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark as failed those keys that are still stuck, and return how many were marked. Their rows must be locked.
+    """Mark as failed the keys that are still stuck, and return how many were marked. Their rows must be locked.
 
     The state is checked again, because a worker may have started an external call before the rows were locked. Marked
     keys are kept for at least one more `ttl`.

@@ -1,7 +1,7 @@
 """A key's trail of decisions, which is stored in a column of the key's row and deleted with the row.
 
 Each entry says what was decided and when and, if known, by whom and why. Steps that were in doubt are copied
-into it, because a decision can delete them.
+into the entry, because a decision can delete them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Decision:
         at: the time in ISO 8601 format, with its UTC offset; default: now.
         by: the name of the user or the command.
         reason: the reason that the person gave.
-        attempt: the attempt that the decision was about.
+        attempt: the attempt that the decision concerned.
         detail: the step that was recorded, or the status of the answer.
-        steps: the steps that were in doubt at that time, each with its name, kind, attempt, keyed, started_at, error.
+        steps: the steps that were in doubt at the time, each with its name, kind, attempt, keyed, started_at and error.
         replaced: the result that a "correct" action has replaced, in its stored form.
     """
 

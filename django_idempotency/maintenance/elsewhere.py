@@ -34,13 +34,13 @@ def find_in_backend(backend: str, *, scope: str, operation: str, key: str) -> Ke
     """Look up one key in a backend with a single read. No database is queried.
 
     Args:
-        backend: its name in `BACKENDS`.
+        backend: the backend's name in `BACKENDS`.
         scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
         operation: the operation's name, as `idempotency_endpoints` and the log show it, such as "POST events/".
         key: the client's key, without quotes.
 
     Returns:
-        What is stored, or None if there is nothing or it has expired.
+        What is stored, or None if nothing is stored or the key has expired.
 
     Raises:
         IdempotencyConfigurationError: there is no such backend. Errors from the backend's client propagate.

@@ -1,4 +1,4 @@
-"""Can the text that a person has entered be used as a step's result, or as a key's response?"""
+"""Turn the text that a person has entered into a step's result or a key's response, if it is valid."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def answer_of(status: int, content_type: str, body: str) -> Snapshot:
 
     Raises `ValueError` if the content type is JSON but the body is not.
     """
-    if body and content_type.endswith("json"):  # it is empty for a 204, for example
+    if body and content_type.endswith("json"):  # a 204, for example, has an empty body
         json_value(body)
     headers = (("Content-Type", content_type), AS_IT_IS)
     return Snapshot(status_code=status, headers=headers, body=body.encode())
 
 
 def entered_answer(status: int, body: str) -> Snapshot:
-    """Return a response for which no content type was entered: JSON if the body begins like JSON, otherwise plain text.
+    """Return the response for a body entered without a content type: JSON if it begins like JSON, otherwise plain text.
 
     Raises `ValueError` if the body begins like JSON but is not valid JSON.
     """
@@ -47,7 +47,7 @@ def result_of(
     """Return the step result that a person has entered as JSON.
 
     Args:
-        value: what `json_value` returned. An object with a model and a primary key stands for that row.
+        value: what `json_value` returned. A JSON object with a model and a primary key stands for that row.
         envelope: whether the step itself returns objects that look like the stored form of a result.
         allowed: tells whether this person may know which of a model's rows exist.
 

@@ -4,9 +4,9 @@ wants their personal data erased.
 # Note [What is never forgotten]
 `forget` and `forget_scope` do not delete a key that is in progress, because a worker may be processing it. They also
 keep a failed key that has a finished call or a step in doubt: without it, the next retry would make the call a second
-time. A key that is in progress without a lease is kept as well, because its code ended its own transaction and was
-interrupted after that. `Forgotten.kept` counts all of these. With `include_unsettled`, keys that are stuck, in doubt or
-half done are deleted, too; only those with a live lease or a locked row are kept. After that, the database has no
+time. A key that is in progress without a lease is also kept, because its code ended its own transaction and was then
+interrupted. `Forgotten.kept` counts all of these. With `include_unsettled`, keys that are stuck, in doubt or
+half done are also deleted; only those with a live lease or a locked row are kept. After that, the database has no
 record of the calls that were made under a deleted key.
 
 In atomic mode a key is committed at the end of the request, so `forget` cannot find it while the request is running.
@@ -40,7 +40,7 @@ BATCH_SIZE = 5000
 """Rows per query and per transaction. PostgreSQL deletes 5000 in about 10 ms."""
 logger = logging.getLogger("django_idempotency")
 SETTLED = (FAILED_STATE.name, COMPLETED.name)
-"""The states in which no retry needs the key, so that it can be deleted."""
+"""The states in which no retry needs the key, so the key can be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def forget_scope(
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
             `scope_of_user(user)`.
         using: database alias; default: the write alias of the key table.
-        include_unsettled: also delete keys that are stuck, in doubt or half done, as for `forget`.
+        include_unsettled: also delete keys that are stuck, in doubt or half done, as in `forget`.
         dry_run: only count what would be deleted and kept.
         progress: called after each batch with the number of keys examined so far.
 
@@ -132,7 +132,7 @@ def forget_scope(
 def of_scope(scope: str) -> Q:
     """Return the condition for a scope's keys. The scope may be given as `scope=` returns it or as the admin shows it.
 
-    For a user, the condition also matches the keys of OAuth clients that act on their behalf.
+    For a user, the condition also matches the keys of OAuth clients that act on the user's behalf.
     """
     # No stored scope contains control characters.
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
@@ -171,7 +171,7 @@ def _forget(
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
     with transaction.atomic(using=rows.db):
-        # The rows are locked before anything about them is decided. A row that is already locked may be getting a new
+        # The rows are locked before their states are examined. A row that is already locked may be getting a new
         # attempt, so it is skipped.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
         seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]

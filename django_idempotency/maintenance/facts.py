@@ -93,9 +93,10 @@ class Facts(Seen):
     def needs_word(self, action: str) -> bool:
         """Whether a person must confirm this action, after looking at what the earlier attempts have done.
 
-        A release lets the next retry repeat what is in doubt. With the policy "retry" it needs no confirmation, unless
-        a write is in doubt or the key is in progress without a lease. An answer takes the key off all lists, so it
-        needs a confirmation while the key is in doubt or half done: a customer may have paid without getting an order.
+        A release lets the next retry repeat what is in doubt. With the "retry" policy, it needs no confirmation unless
+        a write is in doubt or the key is in progress without a lease. An answer removes the key from all lists of
+        keys that need attention, so it needs a confirmation while the key is in doubt or half done: a customer may have
+        paid without getting an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -106,12 +107,12 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the same order. All rows must be in the same database.
 
-    It takes at most two queries, however many rows there are, and none if all keys are completed and `results` is
+    This takes at most two queries, however many rows there are, and none if all keys are completed and `results` is
     False.
 
     Args:
-        results: whether to read the results and errors of the steps, which can be large, even if all keys are
-            completed.
+        results: whether to read the steps' results and errors, which can be large. If True, they are read even if all
+            keys are completed.
     """
     rows = list(rows)
     if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):

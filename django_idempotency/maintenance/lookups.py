@@ -1,4 +1,4 @@
-"""Find a client's key, or the keys that need attention: for the admin, the commands, a shell or an alert.
+"""Find a client's key, or the keys that need attention, for use in the admin, the commands, a shell or an alert.
 
 Most functions return a lazy QuerySet of `IdempotencyKey` and compare all times with the database's clock. `using` is a
 database alias, by default the write alias of the key table; if it is unknown, or its database has no store,
@@ -68,7 +68,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds and for which it is unknown whether a step took effect.
 
-    They come in no particular order. Keys in progress without a lease are among them, but only after their `ttl`: the
+    They come in no particular order. Keys in progress without a lease are among them once their `ttl` has passed: their
     view ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed. The query
     reads the partial indexes of failed and of leased keys, and the index on `expires_at`.
     """
@@ -95,7 +95,7 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
     The query reads the partial index of resources.
 
     Args:
-        text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). The type may have capital letters.
+        text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). The case of the type is ignored.
         using: database alias; default: the write alias of the key table.
     """
     return _keys(using).filter(refers_to(text)).order_by("pk")
@@ -106,7 +106,7 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 
     The result is None if the database isn't PostgreSQL. A single query reads PostgreSQL's list of locks, but no
     table. It finds every transaction that holds an advisory lock and has written to the key table. This includes
-    transactions in which a step or a cleanup runs, if your project has taken an advisory lock of its own in them.
+    the transaction of a step or a cleanup if your project has taken an advisory lock of its own in it.
     """
     return store_for(alias_for(using)).running()
 
@@ -123,8 +123,7 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return the keys that have not changed for `older_than` seconds. Those that have been unchanged the longest come
-    first.
+    """Return the keys that have not changed for `older_than` seconds, starting with those unchanged the longest.
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """

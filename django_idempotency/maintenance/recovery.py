@@ -1,4 +1,4 @@
-"""Take over each key that needs attention, and call the project's `reconcile` to find out what has happened.
+"""Take over each key that needs attention, and call the project's `reconcile` to find out what happened.
 
 This completes keys whose clients never retry.
 """
@@ -89,7 +89,7 @@ class Recovered:
     Attributes:
         completed: how many keys were completed.
         failed: for how many keys `reconcile` raised an error.
-        left: how many of the keys that were claimed longer ago than `older_than` still need attention.
+        left: how many keys that were claimed more than `older_than` ago still need attention.
         young: how many keys need attention, but were claimed so recently that their clients may still retry.
         complete: whether every key was reached. False if a limit or `stop` ended the run.
     """
@@ -116,14 +116,14 @@ def recover_idempotency_keys(
     Call it from cron, Celery beat or django.tasks, with no transaction open, because it opens its own. If several
     processes want the same key, only one gets it. A result of `reconcile` completes the key; if it returns None or
     raises an error, the key stays as it is, and `reconcile` is called for it again once `older_than` seconds have
-    passed. The log gets a line for each key, or a single one for an operation whose `reconcile` cannot be called.
+    passed. The log gets a line for each key, or a single line for an operation whose `reconcile` cannot be called.
 
     Args:
         using: database alias; default: the write alias of the key table.
         older_than: how long a key's state must have been unchanged, in seconds or as a timedelta.
         operations: names of operations, such as "POST orders/"; default: all.
         max_seconds: after this many seconds, stop as soon as the current key is finished.
-        dry_run: only report which keys would be asked about.
+        dry_run: only report the keys for which `reconcile` would be called.
         stop: once this event is set, the run stops as soon as the current key is finished. A signal handler may set it,
             but only on the first signal.
         progress: called with the outcome of each key.
@@ -158,7 +158,7 @@ def recover_idempotency_keys(
         progress(asked)
 
     counts = dict(old.order_by("operation").values_list("operation").annotate(Count("pk")))
-    # A name in `operations` may be wrong, so each one is reported, even if it has no keys.
+    # A name in `operations` may be wrong, so each one is checked, even if it has no keys.
     for operation, count in (dict.fromkeys(operations, 0) | counts).items():
         if isinstance(declared := _declared(operation), str):
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
@@ -229,7 +229,7 @@ def _declared(operation: str) -> Declaration | str:
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
-    """Whether the key was completed under another name of its operation, and if so, which.
+    """Return "left" and the reason if the key was completed under another operation's name, otherwise None.
 
     A retry that arrives after a route was renamed runs under the new name. What it did must not be repeated under the
     old one.

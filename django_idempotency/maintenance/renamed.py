@@ -1,4 +1,4 @@
-"""Which stored keys can retries no longer find, because their operation's route was renamed or removed?
+"""Find the operations whose stored keys retries can no longer find, because a route was renamed or removed.
 
 # Note [Operations are found among the keys that expire next]
 No index begins with the operation, and a page cannot wait for a table scan. Two bounded queries are enough: one
@@ -34,7 +34,7 @@ OF_A_ROUTE = re.compile("[A-Z]+ .*")
 def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
     """List the stored keys' operations that are named after a method and a route but no longer belong to any endpoint.
 
-    Explicit names are left out, because `run_once` uses them as well.
+    Explicit names are left out, because `run_once` also uses them.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -59,7 +59,7 @@ def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:
 
 
 def _in_every_language(operation: str) -> str:
-    """Replace a language prefix by `*`, because `i18n_patterns` lists an endpoint only under the active language."""
+    """Replace a language prefix with `*`, because `i18n_patterns` lists an endpoint only under the active language."""
     method, _, route = operation.partition(" ")
     language, _, rest = route.partition("/")
     return f"{method} */{rest}" if language in (settings.LANGUAGE_CODE, *dict(settings.LANGUAGES)) else operation

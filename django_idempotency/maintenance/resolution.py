@@ -1,5 +1,5 @@
 """Let a person resolve a key that is stuck, in doubt or half done. The admin calls these functions, and your own
-code can call them, too.
+code can also call them.
 
 A decision locks the key's row, in one transaction or in a savepoint of an outer `atomic()` block. It is possible once
 the key has failed or its lease has expired by the database's clock, and also for a key that is in progress without a
@@ -48,7 +48,7 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
 
     Args:
         key: the row as the person saw it.
-        by, reason: who decides, and why. Both are kept with the key, see `maintenance.decisions`.
+        by, reason: who decides, and why. Both are kept with the key; see `maintenance.decisions`.
         confirmed: True if the person has said that the steps in doubt did not happen. With False, a key that needs this
             confirmation is refused.
 
@@ -86,8 +86,8 @@ def record_outcome(
     result = encode_step(value)
     made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
     with _locked(key, "record", confirmed) as facts:
-        # Compared in Python: some databases ignore accents, case and trailing spaces, and an encrypted result can be
-        # decrypted only with the exact name of its step.
+        # The name is compared in Python: some databases ignore accents, case and trailing spaces, and an encrypted
+        # result can be decrypted only with the exact name of its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
         named = next(found for found in facts.steps if found.name == step)
@@ -148,7 +148,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
     Keys whose rows have changed since they were read are refused. An evaluated queryset is not queried again, so you
     can print its keys first, and then resolve exactly those. Each decision runs in its own transaction, or in a
-    savepoint of an outer `atomic()` block; if an error ends the run, the decisions made before it stay.
+    savepoint of an outer `atomic()` block; if an error ends the run, the decisions made before it are kept.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
@@ -175,7 +175,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
 @contextmanager
 def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the row until the transaction ends, and yield its facts. Raises `NotResolvable` if it has changed."""
+    """Lock the row until the transaction ends, and yield facts about it. Raises `NotResolvable` if it has changed."""
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=rows.db):
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()

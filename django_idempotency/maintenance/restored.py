@@ -1,4 +1,4 @@
-"""Enter the results of the newest external calls, which a restored backup does not contain."""
+"""Enter the results of external calls that were made after a backup, once that backup has been restored."""
 
 from __future__ import annotations
 

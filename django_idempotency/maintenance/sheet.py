@@ -1,7 +1,7 @@
 """The list of keys as a spreadsheet: write its cells, and read the decisions that a person has filled in.
 
 Spreadsheets change what they save. A new separator, a byte order mark and an apostrophe before a formula are undone.
-After any other change, the whole file is refused, because a rounded number could stand for a different key or a
+After any other change, the whole file is rejected, because a rounded number could stand for a different key or a
 different charge.
 """
 
@@ -52,7 +52,7 @@ class Filled:
 
 
 def cell(value: Any) -> str:
-    """Escape a value that a spreadsheet would run as a formula."""
+    """Escape a value that a spreadsheet would evaluate as a formula."""
     text = without_controls(str(value))
     return f"'{text}" if text.startswith(FORMULA) else text
 

@@ -77,7 +77,7 @@ class IdempotencyCommand(BaseCommand):
             self._has_line = False
 
     def say(self, text: str) -> None:
-        """Print the text at once, with escape sequences for control characters and for what the output cannot encode.
+        """Print the text immediately, escaping control characters and any character that the output cannot encode.
 
         The names of operations and steps can contain any character, and no character may make a command fail.
         """
@@ -85,7 +85,7 @@ class IdempotencyCommand(BaseCommand):
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # None for `io.StringIO`
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
-        self.stdout.flush()  # a pipe would show it only at the end
+        self.stdout.flush()  # otherwise, a pipe would show it only at the end
 
 
 class DatabasesCommand(IdempotencyCommand):
@@ -132,7 +132,7 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
-        """Name the other schemas with key tables. Otherwise, their tenants' keys would stay there unnoticed."""
+        """Name the other schemas with key tables. Otherwise, their tenants' keys would go unnoticed."""
         if schemas := store_for(alias_for(alias)).elsewhere():
             command = type(self).__module__.rpartition(".")[2]
             named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
@@ -188,8 +188,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Only once: a signal that interrupts the first call would wait forever for the lock that the first call
-            # still holds.
+            # Called only once: a second call, made by a signal that interrupts the first, would wait forever for the
+            # lock that the first still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

@@ -28,7 +28,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
         return {"address": None}
-    # Importing our admin registers it, which must not happen until it is known that the project has registered it.
+    # Importing our admin registers its pages, so the import must come after the check that the site has such pages.
     from ..admin.decisions import NAME
     from ..admin.overview import attention, hanging, overview
     from ..maintenance.lookups import running_transactions

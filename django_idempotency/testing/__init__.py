@@ -1,4 +1,4 @@
-"""Helpers for a project's own tests: check an endpoint, create a stored key, or forget keys kept in memory."""
+"""Helpers for a project's own tests: check an endpoint, create a stored key, or clear the keys kept in memory."""
 
 from ..maintenance import scope_of_user
 from .assertions import assert_idempotent

@@ -74,8 +74,8 @@ def assert_idempotent(
             key: `{"headers": …}`, or fields `{"data": {…}}`, or the whole body `{"data": b"…"}` with the headers that
             sign it; default: the key goes into the header.
         using: database alias of the endpoint's keys; default: the write alias of the key table.
-        backend: the endpoint's `backend`, whose keys have no rows. Only the responses can be checked then, so pass
-            `creates`.
+        backend: the endpoint's `backend`, whose keys have no rows. In that case, only the responses can be checked,
+            so pass `creates`.
         extra: further arguments of `client.post`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Keys in the memory of the test process."""
+"""Clear the keys that are kept in the test process's memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..engine.conf import backend_for, get_settings
 
 
 def clear_backends() -> None:
-    """Forget the keys of each `MemoryBackend` in `BACKENDS`, which a `TestCase`'s rollback does not reach.
+    """Forget the keys in each `MemoryBackend` of `BACKENDS`, which a `TestCase`'s rollback does not reach.
 
     Call it before each test, in a fixture or in `setUp`. Other backends are left alone.
     """

@@ -18,7 +18,7 @@ Creates = type[Model] | Manager[Any] | QuerySet[Any] | Callable[[], int] | None
 
 
 class EndpointChecks:
-    """The checks of one endpoint. They must run in the order in which they are defined, because each needs the results
+    """The checks for one endpoint. They must run in the order in which they are defined, because each needs the results
     of those before it.
 
     A check that fails raises AssertionError.
@@ -26,7 +26,7 @@ class EndpointChecks:
     Args:
         request: the request that is sent under new keys.
         creates: a model, manager, queryset or function that counts what the endpoint creates.
-        alias: the database alias of the endpoint's keys. A model is counted there, too.
+        alias: the database alias of the endpoint's keys. A model is also counted there.
         in_header: whether the key is sent in the package's header, so that the key table must have a row with it.
         in_table: whether the keys have rows in the key table; False if the endpoint has a backend.
     """
@@ -96,7 +96,7 @@ class EndpointChecks:
         """A different body under the first key must be refused."""
         __tracebackhide__ = True
         reply, created = changed.send(self.key), self.count_new()
-        # In a project's own error format, a refused payload looks like any other 4xx.
+        # In a project's own error format, a mismatch looks like any other 4xx.
         in_own_format = get_settings().error_response is not None and 400 <= reply.status < 500
         if not reply.replayed and not created and (reply.is_mismatch or in_own_format):
             return
@@ -168,7 +168,7 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """The key must have a completed row. Otherwise code outside this package made the replay."""
+        """The key must have a completed row. Otherwise code outside this package produced the replay."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)

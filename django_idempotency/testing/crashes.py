@@ -1,10 +1,10 @@
 """`crash_at_each_step=True`: stop a leased request before and after each step, and check that its retry repeats
 nothing.
 
-Methods of `Operation` are replaced, and an execute wrapper is put on each connection. `Stopped` ends the request; error
-handlers do not catch it, because it isn't a subclass of `Exception`. From then on only rollbacks reach the database, so
-the engine cannot mark the key as failed. The key stays locked until its lease expires, as it does after a process has
-died.
+Methods of `Operation` are replaced, and an execute wrapper is installed on each connection. `Stopped` ends the request;
+error handlers do not catch it, because it isn't a subclass of `Exception`. From then on, only rollbacks reach the
+database, so the engine cannot mark the key as failed. The key stays locked until its lease expires, as it does after a
+process has died.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Stopped(BaseException):
 
 @dataclass(slots=True)
 class Watch:
-    """Records what one request does in leased mode. It is the execute wrapper of the request's connections.
+    """Records what one request does in leased mode. Also serves as the execute wrapper of the request's connections.
 
     Attributes:
         stop_at: the number of the place where the request is stopped, or None.
         stopped: whether it was stopped.
         places: the places where it could be stopped, in words that a message can use.
         used: the kind and the name of each step that the view used.
-        ran: for each step whose function ran, by its kind and name, a value that identifies the function.
+        ran: maps the kind and name of each step whose function ran to a value that identifies the function.
         derived: the names for which the view called `derive_key`.
         keys: the keys of the request's operations.
     """
@@ -63,7 +63,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record a place, and stop the request if its number is `stop_at`, or if it was stopped before."""
+        """Record a place. Stop the request if the place's number is `stop_at`, or if the request was stopped before."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -91,7 +91,7 @@ def _completes_a_key(statement: str, params: Any) -> bool:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Record the requests of this process in the `with` block."""
+    """Record this process's requests within the `with` block."""
     original = Operation.derive_key
 
     def derive_key(operation: Operation, name: str) -> str:

@@ -24,7 +24,7 @@ START_TIMEOUT = 60
 
 
 class Reply:
-    """The response of the endpoint. `replayed` is the value of `Idempotency-Replayed`, or None without that header."""
+    """The endpoint's response. `replayed` is the value of `Idempotency-Replayed`, or None without that header."""
 
     def __init__(self, response: Any) -> None:
         self.response, self.status = response, response.status_code
@@ -91,7 +91,7 @@ class Request:
 
     def _body(self, carried: Any) -> Any:
         """The body, merged with `carried`: the fields or the whole body in which `with_key` has put the key."""
-        data = copy.deepcopy(self.data)  # a client reads files to their end
+        data = copy.deepcopy(self.data)  # a client reads files to the end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
             return altered(body) if self.alters_body else body

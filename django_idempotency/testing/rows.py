@@ -39,20 +39,20 @@ def create_key(
     """Write a row into the key table, as if an earlier request with this key had left it there. The next request finds
     it.
 
-    It is written in one transaction, or in a savepoint of an outer `atomic()` block. Having no fingerprint, it matches
-    any request with this key.
+    The row is written in one transaction, or in a savepoint of an outer `atomic()` block. It has no fingerprint, so it
+    matches any request with this key.
 
     Args:
         key: the key that the client sends, without quotes; default: a new UUID.
         scope: the caller, such as `scope_of_user(user)`; default: an anonymous caller without credentials.
         operation: the method and the route that `idempotency_endpoints` prints.
         status: "completed" is replayed, "in_progress" is a conflict for two minutes, "abandoned" is in progress with an
-            expired lease, and "failed" runs again at once; default: "completed", or "failed" with `steps` or
-            `in_doubt`.
+            expired lease, and "failed" runs again immediately; default: "completed", or "failed" with `steps`
+            or `in_doubt`.
         steps: the results of finished calls, by the names of the calls.
         in_doubt: names of calls that were started but have no result.
-        keyed: whether these calls were made with their derived keys, so that "retry-keyed" repeats those in doubt.
-        on_abandoned: the policy of the endpoint for calls in doubt.
+        keyed: whether all these calls were made with their derived keys, so that "retry-keyed" repeats those in doubt.
+        on_abandoned: the endpoint's policy for calls in doubt.
         response: the response to replay; default: 201 with an empty JSON object.
         using: database alias; default: the write alias of the key table.
 
@@ -61,7 +61,7 @@ def create_key(
 
     Raises:
         ValueError: a row with this key exists and has not expired.
-        ResultNotStorable: the result of a step cannot be stored.
+        ResultNotStorable: a step's result cannot be stored.
     """
     calls = {**dict.fromkeys(in_doubt), **(steps or {})}
     status = status or ("failed" if calls else "completed")

@@ -110,7 +110,7 @@ class Command(IdempotencyCommand):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _from_csv(self, twice: bool, options: dict[str, Any]) -> None:
-        """Decide about each row of the file, once the whole file has been read and checked."""
+        """Make the decision in each row of the file, once the whole file has been read and checked."""
         if twice:
             raise CommandError(
                 "--from-csv: the file contains the keys, decisions and bodies. Leave out the options for them."
@@ -135,7 +135,7 @@ class Command(IdempotencyCommand):
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
         """Close the keys with `answer`, or release them if it is None. Without `--apply`, only say what would be done.
 
-        Returns how many keys were decided, or would be decided.
+        Returns how many keys were (or would be) resolved.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
