@@ -195,6 +195,6 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Declared) -> tuple[Any, ...]:
     """Return the `idempotency` attribute of the class and of each base class that sets it, in MRO order.
 
-    `nearest` is only part of the cache key, so that a test that replaces the attribute doesn't get an old result.
+    `nearest` is in the cache key only so that a test that replaces the attribute doesn't get an old result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

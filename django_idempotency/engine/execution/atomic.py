@@ -98,12 +98,12 @@ class _Attempt(NoBridgeAbove):
 
     # Note [An exception at any moment]
     A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and
-    the process keeps running. A `with transaction.atomic():` alone is not protected while it begins or ends. If the
-    connection were left in its transaction, every later operation in this process would become part of it, and would
-    report success although nothing was committed. Therefore, one guard in `run_atomically` surrounds
-    everything from the claim to the COMMIT. It does not trust any flag that might have been set too late: `roll_back`
-    checks whether the block is on Django's stack, and `mend` examines the connection itself. If an exception strikes
-    during `roll_back`, `mend` still runs.
+    the process keeps running. A `with transaction.atomic():` block on its own is not protected while it is being
+    entered or exited. If the connection were left in its transaction, every later operation in this process would
+    become part of it, and would report success although nothing was committed. Therefore, one guard in `run_atomically`
+    surrounds everything from the claim to the COMMIT. It does not trust any flag that might have been set too late:
+    `roll_back` checks whether the block is on Django's stack, and `mend` examines the connection itself. If an
+    exception strikes during `roll_back`, `mend` still runs.
 
     Attributes:
         connection: this thread's database connection.
@@ -302,7 +302,7 @@ class _Attempt(NoBridgeAbove):
         if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.wanted)
-        # While the work is running, a deadlock may concern other rows. If no duplicate has stored a result, none
+        # While the work is running, a deadlock may involve other rows. If no duplicate has stored a result, none
         # has won.
         return None if running and isinstance(seen, Conflicted) else seen
 

@@ -96,7 +96,7 @@ def check_dated(key: str) -> str:
 
 
 def is_late(key: str, ttl_seconds: float, now: float) -> bool:
-    """Return whether a version 7 UUID is older than `ttl_seconds`, so that its row may have been deleted already.
+    """Return whether a version 7 UUID is older than `ttl_seconds`, in which case its row may already have been deleted.
 
     A time more than `MAX_AHEAD` seconds in the future also counts as late. The UUID's first 48 bits are the
     milliseconds since 1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that

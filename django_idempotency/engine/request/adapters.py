@@ -33,7 +33,7 @@ RUNNING = "_idempotency_ninja"
 
 
 class Adapter:
-    """What the engine needs from a framework. This class serves plain Django, and is the base of the others."""
+    """What the engine needs from a framework. This class handles plain Django views and is the base of the others."""
 
     # --- the request
 

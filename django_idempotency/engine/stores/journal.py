@@ -43,8 +43,8 @@ committed, so there is a rule for each case:
 * The start of a call: the error propagates, and the call is not made. If the start was committed, the call is in doubt.
 * The result of a call: the worker stores it again on a new connection. If it has already been committed, the second
   attempt finds that the step has a result, and is rolled back.
-* A local write: the error propagates, and the key is marked as failed. The next attempt finds a step for the write only
-  if it was committed.
+* A local write: the error propagates, and the key is marked as failed. The next attempt finds the write's step only if
+the write was committed.
 * The completion of the key: the worker tries to mark the key as failed. If the key was completed after all, this is
   refused, and the client gets the stored response. Otherwise, the next attempt does not repeat the finished steps.
 

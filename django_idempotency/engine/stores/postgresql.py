@@ -213,7 +213,7 @@ class PostgreSQLStore(Store):
         """Read a key's row, or, if there is none, take the advisory lock without waiting and INSERT a row.
 
         For a new row, the statement returns its id and the current time. For a stored row, it returns NULL, a JSON list
-        of the columns except the body, and the body. If it could neither read nor insert a row, it returns no row.
+        of every column but the body, and the body itself. If it could neither read nor insert a row, it returns no row.
         """
         sql, k = self._sql, self._sql.k
         row = {**sql.new_row}

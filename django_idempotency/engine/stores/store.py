@@ -341,7 +341,7 @@ class Store(ABC):
         the row has expired, whether its lease has expired, and how many of its steps have no result. Without the lock,
         all three are None.
 
-        The condition compares no times. Otherwise, if the table is small, the database might use the index on
+        The condition doesn't compare timestamps. Otherwise, if the table is small, the database might use the index on
         `expires_at` and lock a whole range of it.
         """
         # The hashes are also compared, because two tenants' schemas may contain the same id.
