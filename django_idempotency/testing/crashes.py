@@ -63,8 +63,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record a place. Stop the request if the place's number is `stop_at`, or if the request has already been
-        stopped."""
+        """Record a place. Stop the request if the place's number is `stop_at`, or if it has already been stopped."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
