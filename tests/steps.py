@@ -33,7 +33,10 @@ def counted(row: IdempotencyKey) -> tuple[int, int]:
 
 
 def miscounted(using: str = "default") -> dict[tuple[int, int, int], str]:
-    """The keys whose row does not say what their steps come to, by the table of steps; empty if all do."""
+    """The keys whose row does not say what their steps come to, by the table of steps; empty if all do.
+
+    And failed keys without a `last_error`, which the index of failed keys would leave out.
+    """
     connection = connections[using]
     keys, steps = (connection.ops.quote_name(model._meta.db_table) for model in (IdempotencyKey, IdempotencyStep))
     unknown, effects = (connection.ops.quote_name(name) for name in ("unknown", "effects"))
@@ -52,13 +55,18 @@ def miscounted(using: str = "default") -> dict[tuple[int, int, int], str]:
             UNION ALL
             SELECT s.key_id, s.key_hash, s.scope_hash, NULL, NULL, NULL, NULL FROM {steps} s
             WHERE NOT EXISTS (SELECT 1 FROM {keys} k WHERE {same})
+            UNION ALL
+            SELECT id, key_hash, scope_hash, NULL, 0, NULL, NULL FROM {keys}
+            WHERE status = 'failed' AND last_error IS NULL
             """,
             [],
         )
         return {
-            (row[0], row[1], row[2]): "steps without their key"
-            if row[3] is None
-            else f"[{row[3]}, {row[4]}] on the row, [{row[5]}, {row[6]}] steps"
+            (row[0], row[1], row[2]): f"[{row[3]}, {row[4]}] on the row, [{row[5]}, {row[6]}] steps"
+            if row[3] is not None
+            else "steps without their key"
+            if row[4] is None
+            else "failed without a last_error"
             for row in cursor.fetchall()
         }
 

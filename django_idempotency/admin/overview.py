@@ -65,7 +65,7 @@ def find(state: str, keys: Keys) -> list[int]:
     found: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
         found += ids if name in wanted else []
-        if name == wanted[-1]:  # nobody asked for the remaining states
+        if name == wanted[-1]:  # the remaining states aren't needed
             break
     return sorted(found)
 
@@ -129,7 +129,7 @@ def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[Idemp
 def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     """The rows of this caller's key under other operations, such as the route's old name.
 
-    The unique index finds all rows of a key, whoever sent it; the first `LISTED` of them are read.
+    The unique index finds the rows of this key from all callers, of which the first `LISTED` are read.
     """
     named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
     others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)

@@ -69,7 +69,7 @@ def has_begun(connection: Any) -> bool:
 
 
 def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Claim the key, or wait up to `wait` seconds for whoever holds it.
+    """Claim the key, or wait up to `wait` seconds for the worker that holds it.
 
     After a deadlock or a serialization failure, the claim is tried once more, because nothing has run yet. Inside the
     caller's transaction, there is a single try and no waiting: the error undoes the caller's own writes, which only

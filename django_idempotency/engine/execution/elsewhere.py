@@ -5,9 +5,9 @@ to the claim or to the result, so the work runs at least once. For `ttl` seconds
 
 # Note [Who holds the key]
 A swap has taken effect if it found the value that it expected, or the value that it was meant to store. Each value
-carries its attempt's random token, so a second try after a lost answer is harmless. If a worker's claim is gone
-and nobody has taken its place, nothing is lost, and the worker tries once more, this time expecting no value. A worker
-that finds another token has been overtaken, and its client gets what a duplicate would get.
+carries its attempt's random token, so a second try after a lost answer is harmless. If a worker's claim is gone and no
+other has replaced it, nothing is lost: the worker tries once more, and expects no value this time. A worker that finds
+another token has been overtaken, and its client gets what a duplicate would get.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Key:
         try:
             found = self.backend.swap(self.name, None, None if too_old else self.value, wanted.lease or 0)
             stored = None if found is None or found == self.value else read_value(found)
-        except Exception:  # noqa: BLE001 (whatever it raises, the backend hasn't answered)
+        except Exception:  # noqa: BLE001 (any exception means that it hasn't answered)
             self._log("does not answer. Nothing has run")
             return Unavailable()
         if stored is not None:
@@ -171,7 +171,7 @@ class _Key:
         self.put(self.value, self.wanted.lease or 0)
 
     def put(self, new: bytes | None, seconds: float) -> None:
-        """Replace this attempt's value. Raises `_Overtaken`, and whatever the backend raises."""
+        """Replace this attempt's value. Raises `_Overtaken`, and any error of the backend."""
         expected: bytes | None = self.value
         found = self.backend.swap(self.name, expected, new, seconds)
         if found is None and new is not None:

@@ -182,7 +182,6 @@ FAILED_STATE = State(
     to_do=_("The next retry runs at once, and continues after the stored steps."),
     condition=FAILED,
     fits=lambda seen: seen.row.status == Status.FAILED,
-    order=("created_at",),
 )
 COMPLETED = State(
     name="completed",

@@ -1,14 +1,17 @@
-"""The check of the own tables: indexes that are missing, and collations that take two texts for one."""
+"""The own tables: what the database refuses, indexes that are missing, and collations that take two texts for one."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores.states import Clock
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from django_idempotency.testing import create_key
 from tests.sql import instead
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,6 +40,30 @@ def test_w007_names_an_index_that_is_missing(name: str) -> None:
             editor.add_index(model, index)
     assert message.id == "django_idempotency.W007"
     assert message.msg.startswith(f"table {model._meta.db_table!r} of database 'default' lacks {name}. ")
+
+
+def test_the_database_refuses_a_time_of_attention_that_does_not_fit() -> None:
+    """It is set exactly if the key has failed and one of its counts is above 0."""
+    row = create_key("k")
+    refused = set()
+    for status, unknown, effects, since in product(
+        ("in_progress", "completed", "failed"), (0, 1), (0, 1), (None, Clock())
+    ):
+        try:
+            with transaction.atomic():
+                IdempotencyKey.objects.filter(pk=row.pk).update(
+                    status=status, unknown=unknown, effects=effects, attention_at=since
+                )
+                transaction.set_rollback(True)
+        except DatabaseError:
+            refused.add((status, unknown, effects, since is not None))
+    assert refused == {
+        *product(("in_progress", "completed"), (0, 1), (0, 1), (True,)),
+        ("failed", 0, 0, True),
+        ("failed", 0, 1, False),
+        ("failed", 1, 0, False),
+        ("failed", 1, 1, False),
+    }
 
 
 @pytest.mark.only_on("postgresql", "mysql")  # SQLite makes the whole table anew, with what the model has
