@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -118,18 +118,21 @@ class _Attempt(NoBridgeAbove):
     store: Store
     wanted: ClaimRequest
     connection: Any
-    outermost: bool = False
-    opening: bool = False
-    block: Any = None
-    began: bool = False
-    stacks: tuple[int, int] = (0, 0)
+    outermost: bool = field(default=False, init=False)
+    opening: bool = field(default=False, init=False)
+    block: Any = field(default=None, init=False)
+    began: bool = field(default=False, init=False)
+    stacks: tuple[int, int] = field(default=(0, 0), init=False)
 
     def claim(self) -> ClaimOutcome:
         """Claim the key in a transaction that stays open only if the claim succeeds."""
         store, wanted, connection = self.store, self.wanted, self.connection
-        self.opening = connection.connection is None
-        self.outermost = not connection.in_atomic_block and connection.get_autocommit()
-        self.opening = False
+        if not connection.in_atomic_block:
+            if connection.connection is None:
+                self.opening = True
+                connection.ensure_connection()
+                self.opening = False
+            self.outermost = connection.autocommit
         self.stacks = len(connection.atomic_blocks), len(connection.savepoint_ids)
         self.block = block = transaction.atomic(using=store.alias)
         self.began = False

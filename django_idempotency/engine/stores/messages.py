@@ -49,6 +49,7 @@ import select
 import sys
 from functools import cache
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,7 +74,7 @@ T = TypeVar("T")
 STATE = "_django_idempotency"
 """The attribute of psycopg's connection that holds one of the following states. See Note [Prepared statements]."""
 CALLS = "_django_idempotency_calls"
-"""The attribute that counts the calls of each prepared statement."""
+"""The attribute that counts the calls of each prepared statement, up to `PLANNED`."""
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
 LOST = frozenset({"26000", "42P05"})
 """invalid_sql_statement_name and duplicate_prepared_statement."""
@@ -85,6 +86,7 @@ PLAIN = (False, None, None, None)
 """The `autocommit`, `isolation_level`, `read_only` and `deferrable` for which psycopg sends a plain BEGIN."""
 LARGE = 64 * 1024
 """The size in bytes above which a body is sent as a binary parameter: long hexadecimal text is slow to parse."""
+POLL = getattr(select, "poll", None)  # not on Windows
 SOON = 50
 """The time, in milliseconds, within which the server answers a claim that doesn't wait for a lock."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
@@ -131,8 +133,9 @@ class Statement:
 
     def __init__(self, name: str, text: str) -> None:
         self.text = text.format(seqscan_back="")
-        self._names = _parameters(text)
-        self._placeholders = [name.encode() for name in self._names]
+        names = _parameters(text)
+        self._in_order = itemgetter(*names)
+        self._placeholders = [name.encode() for name in names]
         self._text = PARAMETER.sub(r"%(\1)b", self.text).encode()
         self.preparation = f"PREPARE {name} AS {_prepared(text)}; ".encode()
         self._call = f"EXECUTE {name}(".encode()
@@ -140,23 +143,27 @@ class Statement:
     def filled(self, raw: Any, values: Values) -> bytes:
         """Return what to send on this connection, with the values as literals."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
-        for name in self._names:
-            value = values[name]
+        for value in self._in_order(values):
             if value is None:
-                literals.append(b"NULL")
-            elif isinstance(value, str):
-                if "\0" in value:
+                literal = b"NULL"
+            elif (kind := type(value)) is int or kind is float:
+                literal = b"'%a'" % value
+            elif kind is bytes:
+                literal = b"E'\\\\x%b'" % value.hex().encode()
+            else:
+                text = str(value)
+                if "\0" in text:
                     # libpq would cut the text off there.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
-                literals.append(escape(value.encode()))
-            elif isinstance(value, bytes):
-                literals.append(b"E'\\\\x%b'" % value.hex().encode())
+                literal = escape(text.encode())
+            literals.append(literal)
+        if (state := vars(raw))[STATE] is PREPARED:
+            calls, call = state[CALLS], self._call
+            if (called := calls.get(call, 0)) < PLANNED:
+                calls[call] = called + 1
+                literals.append(SEQSCAN_OFF)
             else:
-                literals.append(b"'%b'" % str(value).encode())
-        if vars(raw)[STATE] is PREPARED:
-            calls = vars(raw).setdefault(CALLS, {})
-            calls[self._call] = called = calls.get(self._call, 0) + 1
-            literals.append(PLANNED_ALREADY if called > PLANNED else SEQSCAN_OFF)
+                literals.append(PLANNED_ALREADY)
             return self._call + b", ".join(literals)
         return self._text % dict(zip(self._placeholders, literals, strict=True))
 
@@ -215,6 +222,7 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
         # The claim is prepared last, so a connection that has it also has all the others.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
         setattr(raw, STATE, PREPARED)
+        setattr(raw, CALLS, {})
     try:
         result = _send(connection, b"BEGIN; " + preparation + claim.filled(raw, values), claims=True)
     except BaseException:
@@ -312,8 +320,8 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
     results: list[Any] = []
     pgconn = raw.pgconn
     pgconn.send_query(message)
-    if hasattr(select, "poll"):  # not on Windows
-        answer = select.poll()
+    if POLL is not None:
+        answer = POLL()
         answer.register(pgconn.socket, select.POLLIN)
         try:
             soon = answer.poll(SOON)
