@@ -13,7 +13,7 @@ IdempotencyError
     ├── OperationInProgress         another worker is running the operation: try again later
     ├── OutcomeUnknown              an external call is in doubt and must not be made twice
     ├── PayloadMismatch             the key was used before, with a different payload
-    └── StoreBusy                   the database cannot take a key now: try again later
+    └── StoreBusy                   the database cannot accept a key at the moment: try again later
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class IdempotencyError(Exception):
-    """The base class of all this package's exceptions."""
+    """The base class for all of this package's exceptions."""
 
 
 class IdempotencyConfigurationError(IdempotencyError, ImproperlyConfigured, TypeError):
@@ -82,7 +82,8 @@ class ResultLost(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A result is neither JSON nor a saved model instance, or a step's result is larger than 1 MiB.
 
-    A `write` step is then rolled back. A `call` step's call has been made all the same, and its result is lost.
+    If this happens in a `write` step, the step is rolled back. In a `call` step, the call has already been made, and
+    its result is lost.
     """
 
 
@@ -109,9 +110,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    There are two possible causes. One is a call without a result, if `on_abandoned` is "hold", or is "retry-keyed" but
-    the other system could not recognize a second start. The other is work that ended the transaction in which it
-    ran, and then failed. A person or `reconcile` must resolve the key.
+    There are two possible causes. One is a call without a result that must not be repeated, because `on_abandoned` is
+    "hold", or because it is "retry-keyed" and the other system would not recognize a repeated call. The other is work
+    that ended its own transaction and then failed. A person or `reconcile` must resolve the key.
     """
 
 
@@ -120,7 +121,7 @@ class PayloadMismatch(NotRun):
 
 
 class StoreBusy(NotRun):
-    """The database cannot take a key now, and nothing was done. Try again later.
+    """The database cannot accept a key at the moment, and nothing was done. Try again later.
 
     Another connection may hold SQLite's write lock, a migration may have locked the key table, or the database may be
     unreachable, read-only or out of connections. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and

@@ -115,7 +115,7 @@ def key_reference(key: str) -> str:
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the derived key of a call, with which you can find the call in the external service.
+    """Return the derived key of a call, which you can use to find the call in the external service.
 
     No database is read. The derived key is the one that `operation.derive_key(step)` returns in each attempt, process
     and release of the package, as long as the project's `NAMESPACE` is the same.

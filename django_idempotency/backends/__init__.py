@@ -15,9 +15,9 @@ __all__ = ["KeyValueBackend"]
 
 
 class KeyValueBackend:
-    """The base class of all backends. The `OPTIONS` in `BACKENDS` become its constructor's arguments.
+    """The base class of all backends. The constructor receives the `OPTIONS` from `BACKENDS` as keyword arguments.
 
-    One instance serves all threads of a process.
+    A single instance is shared by all threads in a process.
     """
 
     max_bytes: ClassVar[int | None] = None

@@ -38,9 +38,9 @@ class RedisBackend(KeyValueBackend):
 
     Args:
         url: the address in the form that redis-py's `from_url` accepts, such as "rediss://user:password@host:6379/0".
-        prefix: how each name begins. Projects that share a server need different prefixes.
+        prefix: the string that each name starts with. Projects that share a server need different prefixes.
         replicas: how many replicas must have received a claim or a result before it counts. With 0, a failover can lose
-            the latest keys, and their retries run again.
+            the latest keys, and retries with these keys run the work again.
     """
 
     def __init__(self, url: str, *, prefix: str = "django-idempotency:", replicas: int = 0) -> None:

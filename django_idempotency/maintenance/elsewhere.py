@@ -35,7 +35,7 @@ def find_in_backend(backend: str, *, scope: str, operation: str, key: str) -> Ke
 
     Args:
         backend: the backend's name in `BACKENDS`.
-        scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
+        scope: the scope returned by the endpoint's `scope=`. For a user, `scope_of_user(user)`.
         operation: the operation's name, as `idempotency_endpoints` and the log show it, such as "POST events/".
         key: the client's key, without quotes.
 

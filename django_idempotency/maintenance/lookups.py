@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find the rows of a client's key, which has one row for each combination of caller and operation.
+    """Find all rows for a client's key: one for each combination of caller and operation.
 
     The query reads the unique index.
 
@@ -76,7 +76,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds and whose external call has finished, but that never got a final result.
+    """Find keys that no worker holds and that have no final result, although an external call has finished.
 
     They come in no particular order. None of their steps is in doubt, and they do not expire before they are completed.
     The query reads the partial indexes of failed and of leased keys.

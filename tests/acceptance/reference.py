@@ -279,10 +279,10 @@ def answers() -> str:
     lines = [f"* {status}: {', '.join(codes)}." for status, codes in by_status.items()]
     waits = ", ".join(f"{p.headers['Retry-After']} for `{p.code}`" for p in found if "Retry-After" in p.headers)
     of_leases = (
-        "In [leased mode](leased.md#the-lease), `Retry-After` of `in-progress` is the time until the lease ends, from "
-        "1 to 60 seconds."
+        "In [leased mode](leased.md#the-lease), the `Retry-After` value of an `in-progress` response is the time "
+        "until the lease ends, from 1 to 60 seconds."
     )
-    return "\n".join([*lines, "", f"The header `Retry-After` contains a number of seconds: {waits}. {of_leases}"])
+    return "\n".join([*lines, "", f"The `Retry-After` header contains a number of seconds: {waits}. {of_leases}"])
 
 
 def exceptions() -> str:

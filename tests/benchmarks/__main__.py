@@ -46,8 +46,8 @@ def conditions() -> str:
         version = cursor.fetchone()[0]
     return (
         f"PostgreSQL {version} with its default settings and fsync. Django {get_version()} and Python "
-        f"{platform.python_version()}. Client, server and database share {os.cpu_count()} cores. The load of the "
-        f"machine before the run was {os.getloadavg()[0]:.1f}."
+        f"{platform.python_version()}. Client, server and database share {os.cpu_count()} cores. The machine's "
+        f"load before the run was {os.getloadavg()[0]:.1f}."
     )
 
 

@@ -22,7 +22,7 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         f"**Leased mode** needs {leased.round_trips:.0f} round trips for a call and a write, and takes "
         f"{leased.ratio(bare):.1f} times as long as that view. Use it for calls that take a hundred "
         "milliseconds or more.",
-        "**The row of a key** with a small response has about [600 bytes](performance.md#rows-and-bytes). The cleanup "
+        "**A key's row** takes about [600 bytes](performance.md#rows-and-bytes) if the response is small. The cleanup "
         f"deletes {alone / 1000:.0f},000 keys per second. A larger table doesn't make a request slower.",
     )
     return "\n".join(f"* {line}" for line in lines)

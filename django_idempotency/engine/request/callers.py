@@ -248,7 +248,7 @@ def _is_access_token(auth: Any) -> bool:
 
 
 def scope_of_user(user: Any) -> str:
-    """Return the scope that a user has if the `scope` option is not set. Pass it to `forget` or `forget_scope`.
+    """Return a user's default scope, used if the `scope` option is not set. Pass it to `forget` or `forget_scope`.
 
     Runs no query.
 
