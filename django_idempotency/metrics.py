@@ -48,7 +48,7 @@ GAUGED = {
     ),
     "half_done": (
         HALF_DONE.condition,
-        "Keys that no worker holds, whose call has finished but whose operation has not.",
+        "Keys that no worker holds and for which a call has finished, but the operation has not.",
     ),
     "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
@@ -58,12 +58,12 @@ GAUGES = {
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
     "atomic_in_flight": "The open transactions that hold atomic-mode keys. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
-    "the scrape uses a different database role from the application, and that role is not in pg_read_all_stats.",
-    "busiest_caller": "How many of the newest 2,000 keys belong to the caller that has the most of them.",
+    "the scrape's database role differs from the application's and is not a member of pg_read_all_stats.",
+    "busiest_caller": "The highest number of keys that any one caller has among the newest 2,000.",
     "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete, or 0.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
-    "does not count.",
+    "option is ignored.",
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
 NEWEST = 2_000

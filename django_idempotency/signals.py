@@ -36,7 +36,7 @@ key_event = Signal(use_caching=True)
         "unstored": the backend did not store the result. The client got the response all the same, and a retry may run
             the work again.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
-            forbids it.
+            prevents it.
         "taken_over": the lease of an attempt expired, and a new attempt has taken over the key. Sent instead of
             "claimed".
         "held": a request was refused or failed, because the effects of a call or a write are unknown. A person must

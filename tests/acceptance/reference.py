@@ -310,8 +310,9 @@ def signals() -> str:
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
         told = " ".join(text.split())
         lines.append(f"* `{name}`: {told}")
-    levels = ", ".join(f"{logging.getLevelName(level)} for `{name}`" for name, level in events.LEVELS.items())
-    return "\n".join([*lines, "", f"The level of the log record is {levels}, and INFO for all other events."])
+    levels = ", ".join(f"`{name}` ({logging.getLevelName(level)})" for name, level in events.LEVELS.items())
+    repeated = "If a held key is retried, each process logs its first `held` event as ERROR, and the rest as INFO."
+    return "\n".join([*lines, "", f"All events are logged at level INFO, except for these: {levels}. {repeated}"])
 
 
 def metrics() -> str:
