@@ -13,7 +13,7 @@ IdempotencyError
     ├── OperationInProgress         another worker is running the operation: try again later
     ├── OutcomeUnknown              an external call is in doubt and must not be made twice
     ├── PayloadMismatch             the key was used before, with a different payload
-    └── StoreBusy                   the database cannot take a key now: try again later
+    └── StoreBusy                   the database cannot accept a key at the moment: try again later
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ClaimLost(IdempotencyError):
 
 
 class LeaseLost(ClaimLost):
-    """This worker no longer holds the key: its lease expired and another worker took over, or a person has decided.
+    """This worker has lost the key: its lease expired and another worker took over, or a person resolved the key.
 
     The step has committed nothing. Don't catch this exception: the package must answer the client.
     """
@@ -68,7 +68,7 @@ class NotDecryptable(IdempotencyError):
 
 
 class NotResolvable(IdempotencyError):
-    """This key cannot be resolved now: a worker may have it, or another person may have decided already."""
+    """This key cannot be resolved now: a worker may be holding it, or another person may already have resolved it."""
 
 
 class ResultLost(IdempotencyError):
@@ -82,7 +82,8 @@ class ResultLost(IdempotencyError):
 class ResultNotStorable(IdempotencyError, TypeError):
     """A result is neither JSON nor a saved model instance, or a step's result is larger than 1 MiB.
 
-    A `write` step is then rolled back. A `call` step's call has been made all the same, and its result is lost.
+    If this happens in a `write` step, the step is rolled back. In a `call` step, the call has already been made, and
+    its result is lost.
     """
 
 
@@ -109,18 +110,18 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    There are two possible causes. One is a call without a result, if `on_abandoned` is "hold", or is "retry-keyed" but
-    the other system could not recognize a second start. The other is work that ended the transaction in which it
-    ran, and then failed. A person or `reconcile` must resolve the key.
+    There are two possible causes. One is a call without a result that must not be repeated, because `on_abandoned` is
+    "hold", or because it is "retry-keyed" and the other system would not recognize a repeated call. The other is work
+    that ended the transaction in which it ran, and then failed. A person or `reconcile` must resolve the key.
     """
 
 
 class PayloadMismatch(NotRun):
-    """The sender has used one key for two different payloads. A retry with the second payload cannot succeed."""
+    """The sender used the same key for two different payloads. A retry with the second payload cannot succeed."""
 
 
 class StoreBusy(NotRun):
-    """The database cannot take a key now, and nothing was done. Try again later.
+    """The database cannot accept a key at the moment, and nothing was done. Try again later.
 
     Another connection may hold SQLite's write lock, a migration may have locked the key table, or the database may be
     unreachable, read-only or out of connections. On PostgreSQL, work that sends DEALLOCATE ALL is rolled back and
