@@ -57,7 +57,7 @@ class ClaimLost(IdempotencyError):
 
 
 class LeaseLost(ClaimLost):
-    """This worker no longer holds the key: its lease expired and another worker took over, or a person has decided.
+    """This worker has lost the key: its lease expired and another worker took over, or a person resolved the key.
 
     The step has committed nothing. Don't catch this exception: the package must answer the client.
     """
@@ -68,7 +68,7 @@ class NotDecryptable(IdempotencyError):
 
 
 class NotResolvable(IdempotencyError):
-    """This key cannot be resolved now: a worker may have it, or another person may have decided already."""
+    """This key cannot be resolved now: a worker may be holding it, or another person may already have resolved it."""
 
 
 class ResultLost(IdempotencyError):
@@ -117,7 +117,7 @@ class OutcomeUnknown(NotRun):
 
 
 class PayloadMismatch(NotRun):
-    """The sender has used one key for two different payloads. A retry with the second payload cannot succeed."""
+    """The sender used the same key for two different payloads. A retry with the second payload cannot succeed."""
 
 
 class StoreBusy(NotRun):

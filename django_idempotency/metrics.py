@@ -83,7 +83,7 @@ class KeyCollector:
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Name the gauges without values, so that registering the collector runs no query."""
+        """Return the gauges without values, so that registering the collector runs no queries."""
         return _families().values()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
@@ -101,8 +101,8 @@ class KeyCollector:
                 unavailable = 1.0
                 logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
             finally:
-                # `start_http_server` scrapes in threads that handle no Django request, so Django does not close their
-                # connections.
+                # `start_http_server` serves scrapes in threads that do not handle Django requests, so Django does not
+                # close their connections.
                 if opened_before is None:
                     connections[alias].close()
             read_at, values = self._read.get(alias, (None, {}))
@@ -157,7 +157,7 @@ def _values(alias: str) -> dict[str, float]:
     newest = keys.aggregate(newest=Max("pk"))["newest"] or 0
     callers = keys.filter(pk__gt=newest - NEWEST).values("scope").annotate(count=Count("pk")).order_by("-count")
     values["busiest_caller"] = callers.values_list("count", flat=True).first() or 0
-    # An unknown value is left out: 0 would say that no transaction is open.
+    # An unknown value is omitted, because 0 would mean that no transaction is open.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]

@@ -1,6 +1,6 @@
 """`IdempotencyMixin` for plain Django's class-based views.
 
-Views of the REST framework use its subclass, `django_idempotency.rest_framework.IdempotencyMixin`.
+REST framework views use its subclass, `django_idempotency.rest_framework.IdempotencyMixin`.
 """
 
 from .engine.declare.class_options import IdempotencyMixin

@@ -1,7 +1,7 @@
 """The admin pages on which a person makes decisions about keys.
 
-Each page explains what the decision will do, and previews a result or a response that was entered. It requires
-permission to decide, and changes only keys that were shown on the page and have not changed since then.
+Each page explains what the decision will do, and shows a preview of any result or response that was entered. It
+requires permission to decide, and changes only keys that were shown on the page and have not changed since then.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> 
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
-    """Return the keys that the person has ticked, up to `list_per_page` of them.
+    """Return the keys that the person has selected, up to `list_per_page` of them.
 
     The admin's "Select all" link is ignored, because it could select the whole table.
     """
@@ -80,7 +80,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
     """Show the form for a decision, preview the decision, or carry it out.
 
-    Returns the page to show, or None once a message has told the person what was done, or why nothing can be decided.
+    Returns the page to show, or None if a message already tells the person what was done or why nothing can be decided.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
@@ -123,7 +123,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
-    """Sum up a decision about many keys: count their operations, and their steps that are in doubt or finished."""
+    """Summarize many keys: how many belong to each operation, and how many have each step in doubt or finished."""
     named = Counter(key.operation for key in keys)
     named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
     named.update(_("finished: %(step)s") % {"step": step} for key in keys for step in key.finished)

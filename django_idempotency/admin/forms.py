@@ -38,10 +38,10 @@ def steps_of(keys: Sequence[Facts]) -> list[str]:
 
 
 class DecisionForm(forms.Form):
-    """The form in which an operator makes a decision about one or more keys, and says why.
+    """The form in which an operator makes a decision about one or more keys and gives a reason for it.
 
     Attributes:
-        name: the last part of the page's address, and the action in the trail of decisions.
+        name: the last part of the page's address, and the action in the audit trail.
         label: the text of the button.
         explanation: what will happen.
         warning: what may go wrong while a step is in doubt.
@@ -93,7 +93,7 @@ class DecisionForm(forms.Form):
 
     @classmethod
     def harms(cls, facts: Facts) -> bool:
-        """Whether this decision can do worse than cause an error message. If so, its button is red."""
+        """Whether this decision can have worse consequences than an error message. If so, its button is red."""
         return False
 
     @property
@@ -140,7 +140,7 @@ class ReleaseForm(DecisionForm):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A half-done key continues without a release, and an undecryptable key would fail even after one."""
+        """A half-done key continues without a release, and an undecryptable key would still fail after a release."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod

@@ -36,7 +36,7 @@ class Cleanup:
         batches: how many transactions changed keys.
         complete: whether all expired keys are gone, except those that another transaction had locked.
         stuck, in_doubt, half_done: how many keys are in each of these states. Each key is counted only once.
-        unstuck: how many stuck keys were marked as failed, because no external call had been made under them. Their
+        unstuck: how many stuck keys were marked as failed, because no external call had been made for them. Their
             next retries run immediately.
     """
 
@@ -62,7 +62,7 @@ def cleanup_idempotency_keys(
 
     Call it from cron, Celery beat or django.tasks; several cleanups can run simultaneously. On databases with SKIP
     LOCKED, each of them skips the rows that the others have locked. Stuck keys are marked as failed first, so that
-    their next retries run immediately. This is harmless, because no external call has been made under them. Keys that
+    their next retries run immediately. This is harmless, because no external call has been made for them. Keys that
     are in progress, in doubt or half done are never deleted or changed, only counted.
 
     Args:
@@ -126,7 +126,7 @@ def is_over(stop: Event | None, deadline: float) -> bool:
 def free_harmless(alias: str, batch_size: int) -> int:
     """Mark up to `batch_size` stuck keys as failed, inside the caller's transaction, and return how many were marked.
 
-    No external call has been made under them, so nothing is lost: the next retry runs immediately with the stored
+    No external call has been made for these keys, so nothing is lost: the next retry runs immediately with the stored
     steps, and the fence stops the old worker if it is still alive. Locked rows are skipped if the database has SKIP
     LOCKED.
     """

@@ -1,4 +1,4 @@
-"""A key's trail of decisions, which is stored in a column of the key's row and deleted with the row.
+"""A key's audit trail of decisions, stored in a column of the key's row and deleted with the row.
 
 Each entry says what was decided and when and, if known, by whom and why. Steps that were in doubt are copied
 into the entry, because a decision can delete them.
@@ -56,7 +56,7 @@ class Decision:
 
     @property
     def moment(self) -> datetime:
-        """`at` as a `datetime`, which is aware if USE_TZ is True."""
+        """`at` as a `datetime`: aware if USE_TZ is True, otherwise naive."""
         at = datetime.fromisoformat(self.at).astimezone(timezone.get_default_timezone())
         return at if settings.USE_TZ else at.replace(tzinfo=None)
 

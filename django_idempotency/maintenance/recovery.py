@@ -114,9 +114,9 @@ def recover_idempotency_keys(
     """Call the project's `reconcile` for each key that needs attention.
 
     Call it from cron, Celery beat or django.tasks, with no transaction open, because it opens its own. If several
-    processes want the same key, only one gets it. A result of `reconcile` completes the key; if it returns None or
-    raises an error, the key stays as it is, and `reconcile` is called for it again once `older_than` seconds have
-    passed. The log gets a line for each key, or a single line for an operation whose `reconcile` cannot be called.
+    processes want the same key, only one gets it. If `reconcile` returns a result, the key is completed. If it returns
+    None or raises an error, the key stays as it is, and a later run calls `reconcile` again once `older_than` seconds
+    have passed. One line is logged for each key, or for a whole operation if its `reconcile` cannot be called.
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -164,8 +164,8 @@ def recover_idempotency_keys(
             tell(Asked(reference="", operation=operation, outcome="left", reason=declared, keys=count))
         else:
             askable[operation] = declared
-    # pop() begins with the key that has been unchanged the longest. Calling `reconcile` sets `updated_at`, so next time
-    # that key comes last.
+    # pop() starts with the key that has gone unchanged the longest. Calling `reconcile` sets `updated_at`, so the next
+    # run reaches that key last.
     names = list(old.filter(operation__in=askable).values("key_hash", "scope_hash", "pk", "attempt"))[::-1]
     while names and not is_over(stop, deadline):
         row = IdempotencyKey.objects.using(store.alias).filter(**names.pop()).first()
@@ -180,7 +180,7 @@ def recover_idempotency_keys(
 
 
 def can_be_asked(operation: str) -> bool:
-    """Whether this process knows the one `reconcile` that a recovery would call for this operation."""
+    """Whether a recovery in this process could call `reconcile` for this operation."""
     return not isinstance(_declared(operation), str)
 
 
@@ -189,7 +189,8 @@ def ask(row: IdempotencyKey, *, by: str, reason: str) -> Asked:
 
     Args:
         row: the key as the person saw it.
-        by, reason: who asks, and why. Both are kept with the key if `reconcile` finds anything out.
+        by, reason: who decided to call `reconcile`, and why. Both are stored with the key if `reconcile` completes it
+            or records a step's result.
 
     Raises:
         IdempotencyConfigurationError: a transaction is open.
@@ -248,7 +249,7 @@ def _outcome(
     store: Store, row: IdempotencyKey, declared: Declaration, by: str = BY, why: str = ""
 ) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    # No fingerprint is passed, so the stored one stays; with `known_only`, a deleted key is not created again.
+    # No fingerprint is passed, so the stored one is kept; with `known_only`, a deleted key is not created again.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
     claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
     if not isinstance(claim, Claimed):
@@ -257,7 +258,7 @@ def _outcome(
     doubts: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
-        """Ask `reconcile` without running the work. If it returns None, the key and its steps are left for a retry."""
+        """Call `reconcile` without running the work. If it returns None, the key and its steps are left for a retry."""
         reconcile = declared.options.reconcile
         returned = None if reconcile is None else synchronous(reconcile)(operation)
         doubts.extend(operation.in_doubt)
@@ -289,10 +290,10 @@ def _outcome(
 
 
 def _remember(row: IdempotencyKey, made: Decision) -> None:
-    """Add what `reconcile` found out to the key's trail, which outlives a recovery's log lines."""
+    """Store the findings of `reconcile` in the key's audit trail, not just in the log."""
     with transaction.atomic(using=row._state.db):
         if (held := locked(same_row(row)).first()) is not None:
-            # A trail that was damaged in the database gets no new entry.
+            # No entry is added to a trail that was damaged in the database.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
 

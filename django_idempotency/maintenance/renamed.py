@@ -1,10 +1,10 @@
-"""Find the operations whose stored keys retries can no longer find, because a route was renamed or removed.
+"""Find operations with stored keys that retries can no longer find, because a route was renamed or removed.
 
 # Note [Operations are found among the keys that expire next]
-No index begins with the operation, and a page cannot wait for a table scan. Two bounded queries are enough: one
-for the keys that need attention, and one for those that expire next. The latter are the oldest keys that are still
-replayed, whatever their `ttl`. If a route has been renamed since they were stored, its old name occurs among them,
-in proportion to the route's share of all requests. An earlier rename has left no keys behind.
+No index has the operation as its first column, and a table scan would be too slow for an admin page. Two bounded
+queries are enough: one for the keys that need attention, and one for those that expire next. For each `ttl`, the latter
+are the oldest keys that are still replayed. If a route has been renamed since they were stored, they include its old
+name, unless the route receives only a tiny share of all requests. An earlier rename has left no keys behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OF_A_ROUTE = re.compile("[A-Z]+ .*")
 
 
 def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
-    """List the stored keys' operations that are named after a method and a route but no longer belong to any endpoint.
+    """List the stored operation names that consist of a method and a route but no longer belong to any endpoint.
 
     Explicit names are left out, because `run_once` also uses them.
 

@@ -1,4 +1,4 @@
-"""Enter the results of external calls that were made after a backup, once that backup has been restored."""
+"""After restoring a backup, enter the results of external calls that were made after it was taken."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def remember_calls(
 ) -> dict[str, Any]:
     """Store the results of a key's steps, so that no retry makes these calls again, and return what is stored.
 
-    A key that the table has lost is created. Afterwards the key is half done: the next retry or recovery does the rest
-    of the work. Calling this again is safe: stored results stay as they are, and nothing changes if the key is
+    If the key is missing from the table, it is created. Afterwards, it is half done: the next retry or recovery does
+    the rest of the work. Calling this again is safe: stored results stay as they are, and nothing changes if the key is
     completed, if a worker is processing it, or if a write is in doubt. The function runs in one transaction, or in a
     savepoint of an outer `atomic()` block.
 

@@ -42,7 +42,7 @@ class Stopped(BaseException):
 
 @dataclass(slots=True)
 class Watch:
-    """Records what one request does in leased mode. Also serves as the execute wrapper of the request's connections.
+    """Records what one request does in leased mode. Also serves as the execute wrapper for the request's connections.
 
     Attributes:
         stop_at: the number of the place where the request is stopped, or None.
@@ -63,7 +63,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record a place. Stop the request if the place's number is `stop_at`, or if it has already been stopped."""
+        """Record a place. Stop the request if this is place number `stop_at` or any later one."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -73,13 +73,14 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # This is the last place: after the response's COMMIT, a crash only loses the answer, and the retry is a replay.
+        # This is the last place to check: after the response's COMMIT, a crash loses only the answer, and the retry is
+        # a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
 
     def rows(self, alias: str) -> QuerySet[IdempotencyKey]:
-        """The rows of all keys that the request has used."""
+        """The rows for all keys that the request has used."""
         return IdempotencyKey.objects.using(alias).filter(key__in=self.keys)
 
 
@@ -160,7 +161,7 @@ class CrashChecks:
     created: int = field(init=False)
 
     def run(self) -> None:
-        """Check each place, and raise AssertionError at the first place after which the retry goes wrong."""
+        """Stop a request at each place in turn, and raise AssertionError at the first retry that goes wrong."""
         __tracebackhide__ = True
         watch = Watch()
         with watched(watch):
@@ -258,7 +259,7 @@ def _named(steps: Collection[tuple[str, str]]) -> str:
 
 
 def _shape(body: bytes) -> Any:
-    """The field names of a JSON response. Its values are not compared, because each response has ids of its own."""
+    """The field names of a JSON response. Its values are not compared, because ids differ between responses."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which options does a protected endpoint have? `Idempotency` declares each one, with its type, default and check."""
+"""Which options can be set for a protected endpoint? `Idempotency` declares each one's type, default and check."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Idempotency:
 
 
 class Options(Idempotency):
-    """The options of one endpoint, each with a value, as `resolve()` returns them.
+    """One endpoint's options as returned by `resolve()`, each with a value.
 
     Raises:
         IdempotencyConfigurationError: for options that contradict each other.
@@ -247,12 +247,12 @@ def defaults(mode: Mode) -> dict[str, Any]:
 
 
 def fits(name: str, value: Any, mode: Mode) -> bool:
-    """Return whether an endpoint in this mode can have the value."""
+    """Return whether the value is allowed for the option in this mode."""
     return value in (OPTIONS[name].metadata["possible"][mode] or (value,))
 
 
 def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
-    """Return the options that the layers set. The nearest layer comes first and wins."""
+    """Return the options that the layers set. The layers are passed nearest first, and the nearest takes precedence."""
     given: dict[str, Any] = {}
     for layer in reversed((*layers,)):
         given |= layer.given()
@@ -272,7 +272,7 @@ def for_methods(*methods: str) -> Idempotency:
 
 
 def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
-    """Return a layer with the options in an `Idempotency` or a mapping.
+    """Convert a mapping of options to a layer, or return an `Idempotency` object unchanged.
 
     Raises:
         IdempotencyConfigurationError: for anything else, unknown names and impossible values.
@@ -290,7 +290,7 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
 
 
 class OnceKeywords(TypedDict, total=False):
-    """The options of `run_once`, `arun_once` and `once`, which have no request."""
+    """The options for `run_once`, `arun_once` and `once`, which work without a request."""
 
     ttl: timedelta | float
     wait: timedelta | float
@@ -303,7 +303,7 @@ class OnceKeywords(TypedDict, total=False):
 
 
 class Keywords(OnceKeywords, total=False):
-    """The options of `idempotent`: all those of `Idempotency`."""
+    """The options for `idempotent`: all those of `Idempotency`."""
 
     required: bool
     methods: Collection[str]

@@ -47,7 +47,7 @@ class Declaration:
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def reconciled(self, returned: Any) -> Finished[Any]:
-        """Return the final result made from what `reconcile` returned during a recovery, which has no request.
+        """Convert the value that `reconcile` returned during a recovery to a final result, without a request.
 
         Raises:
             IdempotencyConfigurationError: it is not a valid result of `reconcile`.
@@ -66,19 +66,19 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 def register(declaration: Declaration) -> None:
     """Store a declaration that has `operation` and `reconcile`, so that the recovery can find it by its operation."""
-    # Without the options of the `IDEMPOTENCY` setting, which cannot be read while modules are imported.
+    # Without the options from the `IDEMPOTENCY` setting, which cannot be read while modules are being imported.
     given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:
         # The same callable may be registered again, and its new declaration then replaces the old one:
-        # `method_decorator` decorates on each request, and a function with `once` may be defined inside another
-        # function.
+        # `method_decorator` applies its decorators on each request, and a function decorated with `once` may be defined
+        # inside another function.
         key = dotted_name(declaration.target) if declaration.once else id(reconcile)
         _registered.setdefault(operation, {})[key] = declaration
 
 
 def registered(operation: str) -> list[Declaration]:
-    """Return the declarations of an operation that have a `reconcile`. Importing the URLconf registers them."""
+    """Return all declarations that set `reconcile` for this operation. Importing the URLconf registers them."""
     return list(_registered.get(operation, {}).values())
 
 
@@ -90,13 +90,14 @@ def declaration_of(callable_: Any) -> Declaration | None:
     for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
-            # `method_decorator` decorates when the view is called: the declaration made at import lacks the verb.
+            # `method_decorator` applies its decorators only when the view is called, so the declaration made at import
+            # time does not include the verb.
             return replace(declaration, layers=with_verb(declaration.layers, method_name(level)))
     return None
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers, and one more for the HTTP method if the handler is named after one, such as `put`."""
+    """Return the layers, plus one for the HTTP method if the handler is named after one, such as `put`."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())

@@ -1,4 +1,4 @@
-"""Which decorators does a callable have, and which ones may go below `idempotent`?
+"""Which decorators are applied to a callable, and which are allowed below `idempotent`?
 
 Those that do not check the caller are allowed. Every decorator that uses `functools.wraps` is found; a check in the
 view's own code is not.
@@ -61,7 +61,7 @@ OURS = "django_idempotency."
 
 
 def unwrapped(function: Any) -> Iterator[Any]:
-    """Yield the callable and everything that it wraps with `functools.wraps` or `partial`, the outermost first."""
+    """Yield the callable and everything that it wraps with `functools.wraps` or `partial`, outermost first."""
     seen = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))
@@ -103,7 +103,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """Yield the callable if a decorator made it; for a `method_decorator`, the wrappers of its decorators instead."""
+    """Yield the callable if it is a wrapper; for a `method_decorator`, yield its decorators' wrappers instead."""
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":
@@ -116,7 +116,7 @@ def _wrappers(level: Any) -> Iterator[Any]:
 
 
 def _dummy(*args: Any, **kwargs: Any) -> None:
-    """What other packages' decorators are applied to, to see which wrappers they make."""
+    """Do nothing. `_wrappers` applies decorators to this function to find out which wrappers they create."""
 
 
 def _name(wrapper: Any) -> str:

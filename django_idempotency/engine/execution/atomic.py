@@ -103,7 +103,7 @@ class _Attempt(NoBridgeAbove):
     become part of it, and would report success although nothing was committed. Therefore, one guard in `run_atomically`
     surrounds everything from the claim to the COMMIT. It does not trust any flag that might have been set too late:
     `roll_back` checks whether the block is on Django's stack, and `mend` examines the connection itself. If an
-    exception strikes during `roll_back`, `mend` still runs.
+    exception is raised during `roll_back`, `mend` still runs.
 
     Attributes:
         connection: this thread's database connection.
@@ -293,9 +293,9 @@ class _Attempt(NoBridgeAbove):
     def winner(self, error: Exception, *, running: bool) -> Completed | Refusal | None:
         """Return the outcome of the duplicate that caused this error, or None if there was none.
 
-        On a single server, only the claim can lose to a duplicate. In a Galera cluster, both requests can claim the
-        key, each on a different node. The slower one then gets a database error from one of its own statements, or from
-        COMMIT.
+        On a single server, a request can lose to a duplicate only when it claims the key. In a Galera cluster, both
+        requests can claim the key, each on a different node. The slower one then gets a database error from one of its
+        own statements, or from COMMIT.
         """
         if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
             return None
@@ -333,7 +333,7 @@ class _Attempt(NoBridgeAbove):
 
 
 def _note_rollbacks(connection: Any) -> None:
-    """From now on, have `set_rollback` mark the block that it will roll back.
+    """Patch the connection's `set_rollback` so that it also marks the block that will be rolled back.
 
     Django itself only sets `needs_rollback`, as it does after a database error, so a dry run would look like a view
     that hides an error.

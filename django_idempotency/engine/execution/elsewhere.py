@@ -5,9 +5,9 @@ to the claim or to the result, so the work runs at least once. For `ttl` seconds
 
 # Note [Who holds the key]
 A swap has taken effect if it found the value that it expected, or the value that it was meant to store. Each value
-carries its attempt's random token, so a second try after a lost answer is harmless. If a worker's claim is gone and no
-other has replaced it, nothing is lost: the worker tries once more, and expects no value this time. A worker that finds
-another token has been overtaken, and its client gets what a duplicate would get.
+includes its attempt's random token, so repeating a swap whose answer was lost is harmless. If a worker's claim is gone
+and no other has replaced it, nothing is lost: the worker tries once more, and expects no value this time. A worker that
+finds another token has been overtaken, and its client gets what a duplicate would get.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _run(work: Work[T], operation: Operation) -> Finished[T]:
 
 
 class _Overtaken(LeaseLost):
-    """Another worker's value is stored under the name."""
+    """The backend now stores another worker's value for this key."""
 
 
 class _Key:

@@ -1,4 +1,4 @@
-"""What happens to a request whose key is stored already?
+"""What happens to a request whose key is already stored?
 
 A store reads the row and calls `decide`. If the last attempt failed or was abandoned, it also calls `resumed`.
 
@@ -6,8 +6,8 @@ A store reads the row and calls `decide`. If the last attempt failed or was aban
 In atomic mode, one COMMIT stores a claim together with its result, so a committed row is normally no longer
 IN_PROGRESS. It is still IN_PROGRESS if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on
 MariaDB, or with `executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays
-in the database: a retry must not run the work again. Each retry is `InDoubt`, and a person has to look at the data.
-If the outcome were `Conflicted`, the client would retry forever.
+in the database: a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to
+look at the data. If it were `Conflicted`, the client would retry forever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .outcomes import ClaimRequest, Resource, Snapshot
 
 
 class Status(StrEnum):
-    """The values of the key table's `status`; `IdempotencyKey.Status` adds labels for people."""
+    """The values of the key table's `status`; `IdempotencyKey.Status` adds human-readable labels."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -67,14 +67,14 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The last attempt failed or was abandoned: the store locks the row and asks `resumed` about its doubts."""
+    """The last attempt failed or was abandoned: the store locks the row and calls `resumed` with the steps in doubt."""
 
 
 Ruling = TakeOver | Resume | outcomes.Known
 
 
 def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
-    """Return what becomes of a request whose key is stored already. The first rule that applies decides."""
+    """Decide what happens to a request whose key is already stored. The first matching rule wins."""
     of = wanted.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
         # The hashes match, but the caller, operation or key does not. The refusal must reveal nothing about this row.
@@ -93,7 +93,7 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
 
 
 class Doubt(NamedTuple):
-    """A step that was started and has no result.
+    """A step that was started but has no result.
 
     Attributes:
         recognizable: whether the other system would recognize another start of the call. It would if each earlier start
@@ -109,11 +109,11 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) ->
     """Return the outcome for a key whose last attempt failed or was abandoned. The store has locked its row.
 
     A write in doubt is never repeated, because that would write twice. A call in doubt is repeated if `on_abandoned`
-    allows it. A call that must not be repeated holds the whole key, unless the project's `reconcile` is asked first.
+    allows it. A call that must not be repeated holds the whole key, unless the project's `reconcile` is called first.
     """
     held = [doubt for doubt in doubts if not (doubt.is_call and (wanted.reconciles or _may_repeat(doubt, wanted)))]
     if held:
-        # `InDoubt` leaves the attempt number alone: the previous worker, if still alive, can store its call's result.
+        # `InDoubt` does not change the attempt number, so the previous worker, if alive, can store its call's result.
         unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and wanted.policy == "retry-keyed")
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource, unkeyed=unkeyed)
     return outcomes.Claimed(

@@ -68,14 +68,15 @@ class Adapter:
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {returned!r} instead.")
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase] | None:
-        """Return the framework's response to an exception of the view, whose writes have already been rolled back.
+        """Return the framework's response to an exception that the view raised.
 
-        For plain Django, return None: the exception goes on to Django's own handlers.
+        In atomic mode, the view's writes have already been rolled back. For plain Django, return None: the exception
+        propagates to Django's own handlers.
         """
         return None
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
-        """Call the project's `may_replay` with the request and the URL's arguments."""
+        """Call the project's `may_replay` with the request and the URL arguments."""
         match_ = call.request.resolver_match
         args, kwargs = getattr(match_, "args", ()), getattr(match_, "kwargs", call.kwargs)
         return bool(synchronous(allowed)(call.asked_with, *args, **kwargs))
@@ -96,7 +97,7 @@ class Adapter:
         return None
 
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
-        """Return the response made from what `reconcile` returned for `target`, the protected callable."""
+        """Build the response for `target`, the protected callable, from the value that `reconcile` returned."""
         return returned  # type: ignore[no-any-return]
 
 
@@ -104,7 +105,7 @@ DJANGO = Adapter()
 
 
 def adapter_of(*candidates: Any) -> Adapter:
-    """Return the adapter of the first object that comes from a registered framework, else plain Django's."""
+    """Return the adapter for the first object that comes from a registered framework, or the one for plain Django."""
     for candidate in candidates:
         kind = candidate if isinstance(candidate, type) else type(candidate)
         if (adapter := _registered(kind, str(getattr(candidate, "__module__", "")))) is not None:

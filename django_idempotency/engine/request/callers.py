@@ -63,7 +63,7 @@ def user_scope(request: Any) -> str | None:
 
 
 def with_client(caller: str, request: Any) -> str:
-    """Return a scope for the caller and the client, if any, that acts for it in this request."""
+    """Return the caller's scope, combined with any OAuth client that acts on the caller's behalf in this request."""
     client = _client(request)
     return caller if client is None else acting_for(caller) + client
 
@@ -99,7 +99,7 @@ def scope_of(
 def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
     """Return the scope that the request would have without the project's `scope=`.
 
-    Inside a `scope=` function, the endpoint's `anonymous` applies; elsewhere, the project's.
+    Inside a `scope=` function, the endpoint's `anonymous` option applies; elsewhere, the project-wide one does.
 
     Raises:
         IdempotencyConfigurationError: as `scope_of` does.
@@ -132,9 +132,9 @@ def is_authenticated(user: Any) -> bool:
 
 
 def authenticated_scope(request: Any, authenticator: str = "") -> str:
-    """Return the scope of `request.auth` and of the client that acts for it. See `auth_scope`."""
+    """Return the scope of `request.auth` and of any OAuth client acting on the user's behalf. See `auth_scope`."""
     scope = auth_scope(request.auth, authenticator)
-    # A user says nothing about the client, but another token in the request may name it.
+    # A user object does not identify the client, but a token elsewhere in the request may.
     return with_client(scope, request) if hasattr(request.auth, "is_authenticated") else scope
 
 
@@ -182,8 +182,8 @@ def _token_scope(token: Model) -> str:
 def _client(request: Any) -> str | None:
     """Return a string that identifies the OAuth client acting for the user, or None.
 
-    Two clients of one user are two callers. The package looks for the token first where the framework or a middleware
-    keeps it, and then in the header.
+    Two clients that act for the same user count as different callers. The package first looks for the token where the
+    framework or a middleware keeps it, and then in the header.
     """
     for name in ("auth", "access_token"):  # the second is set by OAuth2ExtraTokenMiddleware
         token = getattr(request, name, None)
@@ -205,11 +205,11 @@ def _client(request: Any) -> str | None:
 def client_of(token: Any) -> str | None:
     """Return a string that identifies the client named in the token, or None. Runs no query.
 
-    A token is a row with a foreign key to a client, the claims of a JWT, or the JWT itself. A JWT's signature has been
-    checked by the code that authenticated the user.
+    A token is a JWT, its claims, or a row with a foreign key to a client. A JWT's signature has been checked by the
+    code that authenticated the user.
     """
     if hasattr(token, "is_authenticated"):
-        return None  # a user, whose own foreign keys say nothing about a token
+        return None  # a user, whose own foreign keys do not identify a token's client
     if isinstance(token, Model):
         for field in token._meta.concrete_fields:
             if isinstance(field, ForeignKey):
@@ -240,7 +240,7 @@ def _owner(row: Model, field: Any) -> str | None:
 
 
 def _is_access_token(auth: Any) -> bool:
-    """Return whether an object is an access token of an OAuth package, or of a project's model derived from one.
+    """Return whether an object is an instance of an OAuth package's access token model, or of a model derived from it.
 
     Only the names of classes are compared, so none of the packages needs to be imported.
     """
@@ -278,13 +278,13 @@ def acting_for(account: str) -> str:
 
 
 def _place(model: Any, row: Model) -> str:
-    """Return the label of a row's model, with its database's alias unless that is the default one.
+    """Return the label of a row's model, prefixed with the database alias if that is not the default.
 
     Users in different databases can share a primary key.
     """
     # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
     label: str = model._meta.concrete_model._meta.label
-    # The write alias, because one request may read from a replica, and its retry from another.
+    # The write alias, because a request may read from one replica and its retry from another.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"
 
@@ -305,7 +305,7 @@ def _credential(request: Any, options: Options) -> str:
             value = _authorization(value)
         if value.lower() not in PLACEHOLDERS:
             sent[header.lower()] = value
-            # A key that every visitor's browser sends distinguishes shops, but not their visitors.
+            # Every visitor's browser sends the shop's publishable key, which identifies the shop but not the visitor.
             identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
     # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
     # different API keys. No header value can contain the line feed that separates them.
@@ -336,7 +336,7 @@ def _authorization(value: str) -> str:
 
 
 def _form_secret(request: Any) -> str | None:
-    """Return a browser's CSRF secret, or None if Django has checked none for this request.
+    """Return the secret from a browser's CSRF cookie, or None if Django did not check such a cookie for this request.
 
     A browser gets the secret together with the form, but often gets its first session cookie only in response to that
     form. If the cookie identified the caller, a second click would seem to come from someone else.

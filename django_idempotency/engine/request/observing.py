@@ -67,7 +67,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run a function in a transaction or, if one is open, in a savepoint, so that exceptions cannot break it."""
+    """Run a function in its own transaction. If one is already open, use a savepoint so that errors cannot break it."""
     return safely(transaction.atomic(using=store.alias)(work))
 
 
