@@ -194,7 +194,7 @@ def check_switches() -> Iterator[CheckMessage]:
 
 
 def _misspelled(callback: Any) -> Iterator[str]:
-    """Describe the misspelled names among a view class's options. An option with a misspelled name has no effect."""
+    """Describe misspelled names in a view class's options. An option with a misspelled name has no effect."""
     view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return

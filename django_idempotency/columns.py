@@ -15,8 +15,8 @@ class _Exact:
     """A text field that every database compares byte by byte.
 
     MySQL and MariaDB ignore accents and case by default, so that "Á" equals "a"; MariaDB also ignores trailing spaces.
-    PostgreSQL gets the "C" collation, under which a plain index also serves prefix searches. The collation
-    survives an `AlterField`.
+    On PostgreSQL, the column has the "C" collation, with which a plain index can also serve prefix searches. The
+    collation survives an `AlterField`.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
@@ -29,7 +29,7 @@ class _Exact:
 
 
 def exact_collation(connection: Any) -> str | None:
-    """Return the collation that compares bytes, including trailing spaces, or None on SQLite, which does so anyway."""
+    """Return the collation that compares bytes, including trailing spaces, or None for SQLite, which needs none."""
     if connection.vendor != "mysql":
         return "C" if connection.vendor == "postgresql" else None
     return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
@@ -44,13 +44,13 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """An index on the rows in which `set_column` is set. There are few such rows: most keys have no error text.
+    """An index on the rows where `set_column` is set. There are few such rows: most keys have no error text.
 
     On MySQL and MariaDB, which have no partial indexes, this is a plain index on all rows. There,
     `models.Index(condition=…)` would print a warning.
 
     Args:
-        set_column: the index contains only the rows in which this column is not NULL.
+        set_column: the index contains only the rows where this column is not NULL.
         plain_fields: the columns of the plain index, if they differ from those of the partial index.
     """
 

@@ -1,7 +1,7 @@
 """Where does the key come from if clients cannot set the `Idempotency-Key` header?
 
-The `key` option is a function that returns the client's key, or None if the client sent none. `from_form_field` and
-`from_header` make such functions. A request without a key is answered with 400, or runs unprotected if `required` is
+The `key` option is a function that returns the client's key, or None if the client sent none. Use `from_form_field` or
+`from_header` to create one. A request without a key is answered with 400, or runs unprotected if `required` is
 False. A key consists of 1 to 255 visible ASCII characters; any other key is answered with 400.
 """
 
@@ -78,11 +78,11 @@ def from_header(name: str) -> KeyReader:
 
 
 def caller_scope(request: Any) -> str:
-    """Return the scope that a request has if the `scope` option is not set.
+    """Return the scope that is used for a request if the `scope` option is not set.
 
-    Base your own `scope` function on it, so that callers whom the package distinguishes remain distinct: `request.user`
-    alone says nothing about tokens, about clients that act for a user, or about anonymous callers. Inside a `scope`
-    function, the endpoint's `anonymous` applies; elsewhere, the project's.
+    Base your own `scope` function on it, so that different callers keep different scopes: `request.user` alone says
+    nothing about tokens, about clients that act for a user, or about anonymous callers. Inside a `scope` function, the
+    endpoint's `anonymous` applies; elsewhere, the project's.
 
     Loading the user may run queries.
 
@@ -95,7 +95,7 @@ def caller_scope(request: Any) -> str:
             itself answers 403.
         IdempotencyConfigurationError: the user or the token does not identify the caller.
     """
-    from .engine.request import adapters  # settings.py may import this module, before there are models
+    from .engine.request import adapters  # settings.py may import this module before models are loaded
 
     return adapters.caller_scope(request)
 
@@ -117,8 +117,8 @@ def key_reference(key: str) -> str:
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
     """Return the derived key of a call, which you can use to find the call in the external service.
 
-    No database is read. The derived key is the one that `operation.derive_key(step)` returns in each attempt, process
-    and release of the package, as long as the project's `NAMESPACE` is the same.
+    No database is read. The derived key is the one that `operation.derive_key(step)` returns. It is the same in every
+    attempt, process and release of the package, as long as the project's `NAMESPACE` doesn't change.
 
     Args:
         scope: the row's `scope`.

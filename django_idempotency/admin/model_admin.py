@@ -32,7 +32,7 @@ from .timeline import last_decision, timeline
 
 
 def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
-    """Make a column of the list, or a field of a key's page, that shows what `text` returns for the key."""
+    """Create a list column, or a field on a key's page, that shows what `text` returns for the key."""
 
     @admin.display(description=title)
     def display(model_admin: Any, obj: Any) -> Any:
@@ -56,7 +56,7 @@ def _response(key: Shown) -> Any:
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
-    """Other keys that may stand for the same request, each with the reason and its time. None is listed twice."""
+    """Other keys that may belong to the same request, each listed once, with the reason and its creation time."""
     found = (
         (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
         (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),
@@ -155,7 +155,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyKey]:
-        # Decisions are written where the key was read, which must not be a replica.
+        # Decisions are written to the database that the key was read from, so it must not be a replica.
         keys = super().get_queryset(request).using(alias_for(None))
         return keys.defer("body", "headers", "last_error", "decisions")
 
@@ -171,7 +171,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return found
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Redirect to the key's timeline. Django's history lacks the decisions made outside the admin."""
+        """Redirect to the key's timeline, because Django's history doesn't include decisions made outside the admin."""
         if not self.has_view_permission(request, self.get_object(request, object_id)):
             raise PermissionDenied
         return HttpResponseRedirect("../change/")

@@ -73,7 +73,7 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """What may be missing although all started steps have finished: the view might have started more."""
+        """What may be missing even if all started steps have finished, because the view might have started more."""
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing, but no local write finished: what belongs to these calls, such as an order, is missing.")

@@ -50,7 +50,7 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys with an unexpired lease, in the order in which the leases expire.
 
-    The query reads the partial index of leased keys. Running requests in atomic mode are not found, because other
+    The query reads the partial index on leased keys. Running requests in atomic mode are not found, because other
     connections cannot see their keys before the COMMIT.
     """
     return _in(IN_FLIGHT, using)
@@ -59,7 +59,7 @@ def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys whose lease has expired and whose work has made no external call. The next retry takes them over.
 
-    Their workers died or were too slow. The query reads the partial index of leased keys; the key whose lease expired
+    Their workers died or were too slow. The query reads the partial index on leased keys; the key whose lease expired
     first comes first.
     """
     return _in(STUCK, using)
@@ -68,9 +68,9 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds and for which it is unknown whether a step took effect.
 
-    They come in no particular order. Keys in progress without a lease are among them once their `ttl` has passed: their
-    view ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed. The query
-    reads the partial indexes of failed and of leased keys, and the index on `expires_at`.
+    They come in no particular order. Keys in progress without a lease are included once their `ttl` has passed. The
+    view of such a key ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed.
+    The query reads the partial indexes on failed keys and on leased keys, and the index on `expires_at`.
     """
     return _in(IN_DOUBT, using)
 
@@ -79,7 +79,7 @@ def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds and that have no final result, although an external call has finished.
 
     They come in no particular order. None of their steps is in doubt, and they do not expire before they are completed.
-    The query reads the partial indexes of failed and of leased keys.
+    The query reads the partial indexes on failed keys and on leased keys.
     """
     return _in(HALF_DONE, using)
 
@@ -92,7 +92,7 @@ def needs_attention(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def find_resource(text: str, *, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find the keys that refer to an object, oldest first. See `Operation.refer_to`.
 
-    The query reads the partial index of resources.
+    The query reads the partial index on resources.
 
     Args:
         text: an id ("59"), or a type and an id ("order 59", "shop.order 59"). The case of the type is ignored.
@@ -104,9 +104,9 @@ def find_resource(text: str, *, using: str | None = None) -> QuerySet[Idempotenc
 def running_transactions(*, using: str | None = None) -> list[RunningTransaction] | None:
     """List the open transactions that have claimed keys in atomic mode, oldest first.
 
-    The result is None if the database isn't PostgreSQL. A single query reads PostgreSQL's list of locks, but no
-    table. It finds every transaction that holds an advisory lock and has written to the key table. This includes
-    the transaction of a step or a cleanup if your project has taken an advisory lock of its own in it.
+    The result is None if the database isn't PostgreSQL. A single query reads PostgreSQL's list of locks; it does not
+    read any table. It finds every transaction that holds an advisory lock and has written to the key table. This
+    includes the transaction of a step or a cleanup in which your project has taken an advisory lock.
     """
     return store_for(alias_for(using)).running()
 
@@ -132,7 +132,7 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
 
 def refuse_out_of_range(least: float, most: float = math.inf, **numbers: float | None) -> None:
-    """Raise `ValueError` if one of the numbers is below `least` or above `most`."""
+    """Raise `ValueError` if any of the numbers is below `least` or above `most`."""
     for name, number in numbers.items():
         if number is not None and not least <= number <= most:  # also rejects NaN
             bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
@@ -146,7 +146,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """The keys that the text can stand for: the whole text, or what is inside its quotes, as in a copied header."""
+    """The keys that the text may represent: the whole text, or the part in quotation marks, as in a copied header."""
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):

@@ -1,8 +1,8 @@
 """Let a person resolve a key that is stuck, in doubt or half done. The admin calls these functions, and your own
 code can also call them.
 
-A decision locks the key's row, in one transaction or in a savepoint of an outer `atomic()` block. It is possible once
-the key has failed or its lease has expired by the database's clock, and also for a key that is in progress without a
+A decision locks the key's row in a transaction, or in a savepoint if it is made inside an `atomic()` block. It is
+possible if the key has failed, if its lease has expired by the database's clock, or if the key is in progress without a
 lease. It is refused if the row has changed since the person read it. A decision changes the row, so the fence stops an
 old worker that wakes up later.
 """
@@ -41,16 +41,16 @@ DECIDED = "A decision ended this attempt."
 def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", confirmed: bool = True) -> None:
     """Let the next retry run. It repeats the steps in doubt, and uses the derived keys that the view asks for.
 
-    A step in doubt can then run twice, so first make sure that it did not happen and that its worker is dead. If the
-    key is in progress without a lease, the next retry runs the whole work again: first undo the writes that the work
-    has committed. Steps that have a result are not repeated. The function runs in one transaction, or in a savepoint of
-    an outer `atomic()` block.
+    A step in doubt can then run twice, so first make sure that it did not take effect and that its worker is dead. If
+    the key is in progress without a lease, the next retry runs the whole work again: first undo the writes that the
+    work has committed. Steps that have a result are not repeated. The function runs in a transaction, or in a savepoint
+    if it is called inside an `atomic()` block.
 
     Args:
         key: the row as the person saw it.
         by, reason: who decides, and why. Both are kept with the key; see `maintenance.decisions`.
-        confirmed: True if the person has said that the steps in doubt did not happen. With False, a key that needs this
-            confirmation is refused.
+        confirmed: True if the person has said that the steps in doubt did not take effect. With False, a key that needs
+            this confirmation is refused.
 
     Raises:
         NotResolvable: a worker holds a live lease, the key is completed or deleted, an attempt or a decision has
@@ -67,9 +67,9 @@ def record_outcome(
 ) -> None:
     """Store the result of a step in doubt, or of a call whose value was lost. The next retry continues after that step.
 
-    Look the result up elsewhere, for example in the called service's records. Until the key is completed, calling this
-    again corrects a recorded result; the old one stays in the trail of decisions. The function runs in one transaction,
-    or in a savepoint of an outer `atomic()` block.
+    Look up the result elsewhere, for example in the called service's records. Until the key is completed, calling this
+    again corrects a recorded result; the old one stays in the trail of decisions. The function runs in a transaction,
+    or in a savepoint if it is called inside an `atomic()` block.
 
     Args:
         key: the row as the person saw it.
@@ -106,7 +106,7 @@ def close_with(
 ) -> None:
     """Complete the key with a response. Retries get this response, and the work does not run again.
 
-    It runs in one transaction, or in a savepoint of an outer `atomic()` block.
+    It runs in a transaction, or in a savepoint if it is called inside an `atomic()` block.
 
     Args:
         key: the row as the person saw it.
@@ -148,7 +148,7 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
     Keys whose rows have changed since they were read are refused. An evaluated queryset is not queried again, so you
     can print its keys first, and then resolve exactly those. Each decision runs in its own transaction, or in a
-    savepoint of an outer `atomic()` block; if an error ends the run, the decisions made before it are kept.
+    savepoint if it is made inside an `atomic()` block; if an error ends the run, the decisions made before it are kept.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.

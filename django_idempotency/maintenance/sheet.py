@@ -1,8 +1,8 @@
-"""The list of keys as a spreadsheet: write its cells, and read the decisions that a person has filled in.
+"""The list of keys as a spreadsheet: write its cells, and read the decisions that a person has entered.
 
-Spreadsheets change what they save. A new separator, a byte order mark and an apostrophe before a formula are undone.
-After any other change, the whole file is rejected, because a rounded number could stand for a different key or a
-different charge.
+Spreadsheet programs may alter a file when they save it. A new separator, a byte order mark and an apostrophe before a
+formula are undone. If anything else seems to have been altered, the whole file is rejected, because a rounded number
+could identify a different key or a different charge.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDED = re.compile(r"\s*-?([\d.,]+[eE][-+]?\d+|(\d[.,]?){16,})\s*")
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A row in which a person filled in a decision.
+    """A row in which a person has entered a decision.
 
     Attributes:
         pk: the id of the key's row.
@@ -58,7 +58,7 @@ def cell(value: Any) -> str:
 
 
 def read(path: str) -> list[Filled]:
-    """Read the rows of an exported list in which a person filled in a decision.
+    """Read the rows of an exported list in which a person has entered a decision.
 
     Raises:
         OSError: the file cannot be read.
@@ -85,7 +85,7 @@ def read(path: str) -> list[Filled]:
 def _filled(cells: dict[str, str]) -> Filled:
     if None in cells or None in map(cells.get, READ):
         raise ValueError("its cells do not match the heading. Export the list again")
-    # The export puts an apostrophe before a cell such as -5; people do not type one there.
+    # The export puts an apostrophe before a cell such as -5. Removing it is safe, because people don't type it.
     typed = {name: re.sub(r"^'(?=[-=+@])", "", cells[name]) for name in READ}
     try:
         reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]

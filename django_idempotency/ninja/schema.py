@@ -5,11 +5,11 @@
     api = NinjaAPI()
 
 A project's own API class must have this `NinjaAPI` as its first base class. Headers and statuses that the project
-declares itself are left as they are.
+itself declares are left as they are.
 
 The schema can be changed only by replacing `get_openapi_schema`, because Django Ninja has no other public method for
-it. An operation's `openapi_extra` is no alternative: it is made before the router's and the API's options are
-known.
+it. An operation's `openapi_extra` can't be used instead, because it is set before the router's and the API's options
+are known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["NinjaAPI"]
 class NinjaAPI(ninja.NinjaAPI):
     """Django Ninja's `NinjaAPI`, which also shows the idempotency key of protected operations in the schema.
 
-    If you have an API class of your own, write `class ShopAPI(NinjaAPI, OwnAPI)`.
+    If you have your own API class, write `class ShopAPI(NinjaAPI, OwnAPI)`.
     """
 
     def get_openapi_schema(

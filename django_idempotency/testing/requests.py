@@ -53,7 +53,7 @@ class Reply:
             return None
 
     def __str__(self) -> str:
-        """The reply as error messages show it."""
+        """The reply, as shown in error messages."""
         name = get_settings().replayed_header
         replayed = f"without {name}" if self.replayed is None else f"with {name}: {str(self.replayed).lower()}"
         location = f", Location: {self.response.headers['Location']}" if "Location" in self.response.headers else ""
@@ -66,7 +66,7 @@ class Reply:
 class Request:
     """A request that can be sent many times, under one key or several.
 
-    `with_key` takes a key, and returns the arguments of `client.post` that carry it. With `alters_body`, `send` changes
+    `with_key` takes a key and returns the arguments to `client.post` that send it. With `alters_body`, `send` changes
     the body, for example by adding a field.
     """
 
@@ -82,7 +82,7 @@ class Request:
         self.data = with_files_read(self.data)
 
     def send(self, key: str | None, *, client: Any = None) -> Reply:
-        """Send the request with `client`; default: the request's own client. The client's cookies do not change."""
+        """Send the request with `client`, by default the request's own client. The client's cookies do not change."""
         carried = {} if key is None else self.with_key(key)
         headers = {**self.extra.get("headers", {}), **carried.get("headers", {})}
         arguments = {**self.extra, **carried, "data": self._body(carried.get("data")), "headers": headers or None}
@@ -90,7 +90,7 @@ class Request:
         return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
-        """The body, merged with `carried`: the fields or the whole body in which `with_key` has put the key."""
+        """The body, merged with `carried`, the data that `with_key` returned: some fields or a whole body."""
         data = copy.deepcopy(self.data)  # a client reads files to the end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
@@ -103,7 +103,7 @@ class Request:
 
 
 def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `client.post` without the headers that identify a caller."""
+    """The arguments to `client.post` without the headers that identify a caller."""
     named = {name.lower() for name in ("Cookie", *get_settings().credential_headers)}
     kept = {name: value for name, value in extra.get("headers", {}).items() if name.lower() not in named}
     environ = {f"HTTP_{name.upper().replace('-', '_')}" for name in named}
@@ -111,7 +111,7 @@ def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:
-    """The arguments to `client.post` that send the key in a header, quoted, because that form is always accepted."""
+    """The arguments to `client.post` that send the key in a header. A key in quotes is always accepted."""
     return {"headers": {get_settings().header: f'"{key}"'}}
 
 
@@ -139,9 +139,9 @@ def send_at_once(request: Request, key: str, count: int, alias: str) -> list[Rep
 def _copy(client: Any, *, raises: bool = True) -> Any:
     """Copy a Django client with its cookies. Other clients are returned as they are.
 
-    A retry must send the cookies of the first request: a real client retries because that response, with its new
-    cookies, was lost. With `raises=False`, the copy does not raise exceptions from views, because a client would also
-    raise those from other threads.
+    A retry must send the same cookies as the first request, because a real client that retries has received neither the
+    response nor any new cookies that it set. With `raises=False`, the copy does not raise exceptions from views,
+    because a client would also raise those from other threads.
     """
     if not isinstance(client, Client):
         return client

@@ -75,14 +75,14 @@ async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., Any]) -> T:
     """Call `run` in the database connection's thread, passing it a plain function that runs `work`.
 
-    A coroutine function runs on the event loop, but what it calls through `sync_to_async` runs in that same thread,
-    which makes its queries part of the transaction. Cancelling the caller cancels `work`, and `CancelledError` rolls
-    the transaction back.
+    A coroutine function runs on the event loop, but any code that it calls through `sync_to_async` runs in the
+    connection's thread, so its queries are part of the transaction. Cancelling the caller cancels `work`, and
+    `CancelledError` rolls the transaction back.
     """
     cancelled = False
 
     def refuse_if_cancelled() -> None:
-        # After a cancellation, the thread continues and still claims the key. The work must not start then.
+        # After a cancellation, the thread continues and still claims the key, but it must not start the work.
         if cancelled:
             raise asyncio.CancelledError
 
@@ -104,7 +104,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
 async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
     """Await `work` until it ends, even if the current task is cancelled, and only then raise `CancelledError`.
 
-    The server cancels a request whose client hangs up. During an external call, that would leave the call's
+    The server cancels a request if its client disconnects. During an external call, that would leave the call's
     outcome unknown. A second cancellation stops the work.
 
     Args:

@@ -15,16 +15,16 @@ MAX_READABLE_SCOPE = 255
 """Measured in characters, as for a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other scope."""
-# A fixed list rather than `str.isprintable`, whose result may change with a Python version: a retry would then miss its
-# row. It contains control characters, line breaks, invisible characters, characters that change the text direction, and
-# lone surrogates.
+# A fixed list rather than `str.isprintable`, whose result may change between Python versions: a retry would then fail
+# to find its row. It contains control characters, line breaks, invisible characters, characters that change the text
+# direction, and lone surrogates.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
 
 def digest(*parts: bytes | str) -> bytes:
     """Return the SHA-256 hash of all parts, each preceded by its length in 8 bytes.
 
-    Without the lengths, ("ab", "c") and ("a", "bc") would hash alike.
+    Without the lengths, ("ab", "c") and ("a", "bc") would have the same hash.
     """
     pieces: list[bytes] = []
     for part in parts:
@@ -44,7 +44,7 @@ def reference_of(hash_: int) -> str:
 
 
 def hash_of(reference: str) -> int:
-    """Return the number behind a reference, as the inverse of `reference_of`."""
+    """Return the hash that `reference_of` turned into this reference."""
     return int.from_bytes(bytes.fromhex(reference), "big", signed=True)
 
 
@@ -55,7 +55,7 @@ class Identity:
     The scope and key are empty if a request carries no usable key.
 
     `key_hash` is the first 8 bytes of the key's SHA-256, `scope_hash` the first 8 bytes of the `digest` of all three.
-    No two rows of the key table share both. On PostgreSQL, `scope_hash` is also the number of the key's advisory lock.
+    No two rows in the key table share both. On PostgreSQL, `scope_hash` also serves as the key's advisory lock number.
     """
 
     scope: str
@@ -97,8 +97,8 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 def derived_key(identity: Identity, step: str, namespace: str) -> str:
     """Return the UUID (version 5, RFC 9562) of one external call, the same in every attempt, process and release.
 
-    It is made in the `DERIVED` namespace from the `digest` of the scope, operation, key and step, and of the project's
-    `NAMESPACE` if one is set.
+    It is created in the `DERIVED` namespace from a `digest` that covers the scope, operation, key and step, plus the
+    project's `NAMESPACE` if one is set.
     """
     parts = (identity.scope, identity.operation, identity.key, step, *((namespace,) if namespace else ()))
     return str(uuid5(DERIVED, digest(*parts).hex()))

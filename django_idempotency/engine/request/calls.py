@@ -49,14 +49,14 @@ class Call:
         """Return the operation's name: by default the HTTP method and the route, such as `orders/<int:pk>/`."""
         if self.options.operation is not None:
             return self.options.operation
-        # Some tests and middlewares set a `resolver_match` of their own, without a route.
+        # Some tests and some middleware set their own `resolver_match`, without a route.
         route = getattr(self.request.resolver_match, "route", None)
         if route is None:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.method} {route}"
 
     def own_transaction(self) -> AbstractContextManager[Any]:
-        """Return the transaction in which an exception becomes a response. With a backend, there is none."""
+        """Return the transaction in which an exception becomes a response, or a null context if a backend is used."""
         return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:

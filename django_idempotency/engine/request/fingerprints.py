@@ -9,9 +9,9 @@ that sets upload handlers, therefore needs the `fingerprint=` option.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
-is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of names nor
-white space between JSON values changes it. Uploaded files become tuples. JSON has no tuples, so a JSON body can never
-have the same fingerprint as a file.
+is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of the names
+nor the whitespace between JSON values affects the fingerprint. Uploaded files become tuples. JSON has no tuples, so a
+JSON body can never have the same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Unparsable(Exception):
 def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> bytes:
     """Return a hash of the request's target, and of the parts of its query and payload that the option selects.
 
-    See Note [The comparison uses the data that Django has read]. Each way of making a fingerprint has a version, which
-    is also hashed, so that fingerprints made in a new way never equal old ones.
+    See Note [The comparison uses the data that Django has read]. Each fingerprinting method has a version, which is
+    included in the hash so that fingerprints from different versions are never equal.
 
     Args:
         request: Django's request.
@@ -117,14 +117,14 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 
 
 def _captured(request: HttpRequest, operation: str) -> str:
-    """Return the target of an operation that has a name of its own: the URL's arguments.
+    """Return the URL's arguments as the target of an operation that is named by the `operation` option.
 
-    The operation's keys survive if the route is renamed, and a key that was used for one object is never answered
-    with the response for another.
+    The operation's keys survive if the route is renamed, and a request about one object never gets the response for
+    another, even with the same key.
 
-    In two cases, the target is the path instead. One is an argument whose text may differ in a retry. The other is a
-    name that the operation would also have without the option: a project sets such a name in order to keep finding the
-    keys already stored.
+    The target is the path instead if the arguments are unknown, or if the text of one may differ in a retry. It is also
+    the path if the option is set to the operation's default name, which a project does in order to keep using the keys
+    that are already stored.
     """
     match_: Any = request.resolver_match
     args, kwargs = getattr(match_, "args", None), getattr(match_, "kwargs", None)
@@ -169,10 +169,10 @@ def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any
 
 
 def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[[], Any]) -> Any:
-    """Return the body as `payload_of` does, for a view that gets it from one of its framework's parsers.
+    """The counterpart of `payload_of` for a view whose framework parses the body.
 
     Args:
-        parsed: returns that parser's data, or raises `Unparsable`.
+        parsed: returns the data from the framework's parser, or raises `Unparsable`.
     """
     if content_type == MULTIPART:
         with suppress(Unparsable):  # without a parser for forms, `request.body` is read instead
@@ -184,7 +184,7 @@ def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        pass  # the parser has read the stream already, and its data is compared
+        pass  # the parser has already read the stream, and its data is compared
     _refuse_incomplete(request, stream, empty=not body)
     try:
         return _read_by_framework(content_type, body, parsed())
@@ -208,7 +208,7 @@ def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
 def _djangos_form(request: HttpRequest) -> Any:
     form = _grouped(request.POST, request.FILES)
     # Django makes the list of upload handlers immutable when it parses a form. If the form is empty and
-    # the list still mutable, other code has read the stream.
+    # the list is still mutable, other code has read the stream.
     if not form and not isinstance(request.upload_handlers, ImmutableList):
         raise _consumed()
     return form
@@ -275,7 +275,7 @@ def _decompressed(request: Any) -> bool:
 
 
 def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
-    """Return what the framework's parser has read from a JSON or form body, to save parsing it again.
+    """Return what the framework's parser has read from a JSON or form body, to avoid parsing it again.
 
     Other parsers return objects of any kind and size: a YAML parser can make millions of values from a few bytes.
     """
@@ -298,7 +298,7 @@ def _value(content_type: str, body: bytes) -> Any:
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
             return _DECODER.decode(text)
         if content_type == FORM:
-            # In latin-1 each byte is one character: different bytes stay different, whatever the charset.
+            # In latin-1 each byte is one character, so different bytes stay different regardless of the charset.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
         raise Unparsable from error
@@ -306,7 +306,7 @@ def _value(content_type: str, body: bytes) -> Any:
 
 
 class Number(str):
-    """A JSON number that isn't an integer, as the client wrote it: as floats, two different numbers could be equal."""
+    """A non-integer JSON number, kept as the client wrote it, because two different numbers can become equal floats."""
 
     __slots__ = ()
 
@@ -366,7 +366,7 @@ def _tagged(value: Any) -> Any:
     for chunk in value.chunks():
         hasher.update(chunk)
     value.seek(0)
-    # The parameters of the file's content type count, because the charset, for example, can change how the view reads
+    # The parameters of the file's content type also matter: the charset, for example, can change how the view reads
     # the file.
     return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 

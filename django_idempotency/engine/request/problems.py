@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def meaning(self) -> Meaning:
-        """What a client should do: "retry", "log in", "look up" or "final", as the documentation for clients says."""
+        """What a client should do: "retry", "log in", "look up" or "final". See the documentation for clients."""
         return MEANINGS[self.code]
 
 
@@ -157,7 +157,7 @@ def outstanding(options: Options, retry_after: int = SHORTEST_RETRY_AFTER) -> Pr
 
 
 def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
-    """Return the error for a held key. With DEBUG, its detail says how the calls in `unkeyed` can be repeated."""
+    """Return the error for a held key. If `DEBUG` is True, it also explains how to repeat the calls in `unkeyed`."""
     title = "The outcome for this Idempotency-Key is unknown"
     detail = _(
         "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "
@@ -294,13 +294,13 @@ def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
 
 
 def _form_url(request: HttpRequest) -> str | None:
-    """Return the URL of the page with the form, if it belongs to this site. Loading that page again gives a new key."""
+    """Return the URL of the page with the form, if it belongs to this site. Reloading that page generates a new key."""
     referer = request.headers.get("Referer")
     return referer if url_has_allowed_host_and_scheme(referer, {request.get_host()}, request.is_secure()) else None
 
 
 def _again_headers(request: HttpRequest) -> str:
-    """Return the value of `hx-headers`: the headers that the form needs in order to be sent as the same request."""
+    """Return the value of `hx-headers`: the request headers to repeat when the form is sent again."""
     names = (get_settings().header, "X-CSRFToken")
     return json.dumps({name: request.headers[name] for name in names if name in request.headers})
 

@@ -48,7 +48,10 @@ def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> Non
 
 
 def identity_of(call: ViewCall) -> Identity | None:
-    """Return the identity that the request would have if protected, or None if its key or caller is unusable."""
+    """Return the identity that the request would have if it were protected.
+
+    It is None if the method is not protected, or if the request has no usable key or caller.
+    """
     if call.method not in call.options.methods:
         return None
     warn_if_unprotected(call.operation_name())

@@ -14,14 +14,14 @@ Each query for the claimed row also compares the two hashes. If each tenant has 
 may use `SET search_path` or `USE` to switch its connection to another tenant, whose table may hold a different key with
 the same id and attempt number. A partitioned key table also needs the hashes to find the partition.
 
-On every database, the row is updated before a worker makes a call. Under REPEATABLE READ, a takeover may work with a
-snapshot from before the call. The update makes such a takeover fail. A lock alone would not stop it.
+On every database, the row is updated before a worker makes a call. Under REPEATABLE READ, a takeover may use a
+snapshot taken before the call. The update makes such a takeover fail. A lock alone would not stop it.
 
 # Note [One truth about a key]
-The key's row says what has become of its steps: `unknown` counts the calls and writes that were started and have no
+The key's row summarizes the state of its steps: `unknown` counts the calls and writes that were started and have no
 result, and `effects` counts the calls that have finished, including those whose value was lost. Each statement that
-starts or finishes a step is in the same transaction as the matching change to the row, behind the fence, so the steps
-and the counts cannot disagree:
+starts or finishes a step runs in the same transaction as the matching change to the row. The fence protects both, so
+the steps and the counts cannot disagree:
 
     start of a call or write      unknown + 1     (a repeated call: no change)
     finish of a call              unknown - 1, effects + 1
@@ -30,13 +30,13 @@ and the counts cannot disagree:
     release                       unknown = 0     (the steps without a result are deleted)
     takeover of an expired row    both 0          (its steps are deleted)
 
-`attention_at` is set when an attempt ends, or a person makes a decision about the key, while either count is above 0,
-and cleared when the key is resumed or completed. Claims, cleanups, the admin and the metrics all rely on the row. Only
-the steps' names and kinds are read from the step table.
+When a key is marked as failed, or a person makes a decision about it, `attention_at` is set if either count is above
+0, and is cleared otherwise. It is also cleared when the key is resumed or completed. Claims, cleanups, the admin and
+the metrics all rely on the row. Only the steps' names and kinds are read from the step table.
 
 # Note [Lost answers]
-A connection may break while a worker waits for the answer to a COMMIT. Nobody can then tell whether the transaction was
-committed, so there is a rule for each case:
+A connection may break while a worker waits for the answer to a COMMIT. The worker then does not know whether the
+transaction was committed, so there is a rule for each case:
 
 * The claim: the error propagates, and the work does not run. If the claim was committed, the key is locked until its
   lease expires.
@@ -86,7 +86,7 @@ class KeptStep(NamedTuple):
 
 
 class NotRepeatable(Exception):
-    """A call in doubt must not be made again: one of its starts carried no derived key, or the first is too old."""
+    """A call in doubt must not be made again: a start carried no derived key, or the first start was too long ago."""
 
 
 class AlreadyFinished(Exception):
@@ -104,8 +104,8 @@ class Journal:
     def fence(self, claimed: Claimed, *, unknown: int = 0, effects: int = 0) -> None:
         """Lock or change the claimed row, so that a takeover can commit only after this transaction.
 
-        On PostgreSQL, a row whose counts stay the same is only locked. On the other databases, it is always
-        changed, because a Galera node informs the others only about changed rows, and SQLite has no row locks. See Note
+        On PostgreSQL, a row whose counts stay the same is only locked. On other databases, it is always changed,
+        because a Galera node sends only changed rows to the other nodes, and SQLite has no row locks. See Note
         [Fencing].
 
         Args:
@@ -161,7 +161,7 @@ class Journal:
         rows = list(own.values_list("own__name", "own__kind", "own__finished_at", "own__result"))
         if not rows:
             raise lease_lost()
-        # All results are decrypted before any step runs, so that no step runs if a result can't be decrypted.
+        # All results are decrypted before any step runs, so if one can't be decrypted, no step runs.
         return {
             name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name))
             for name, kind, finished, kept in rows
@@ -254,14 +254,14 @@ class Journal:
     def doubts(self, row: Claimed, keys_last: float) -> list[Doubt]:
         """Return the steps without a result. The caller must lock the key first.
 
-        The steps are also locked, so that the query reads what is committed now rather than an older snapshot.
+        The steps are also locked, so that the query reads the latest committed rows rather than an older snapshot.
         """
         again = ExpressionWrapper(recognizable(keys_last), BooleanField())
         rows = locked(steps_of(self.alias, row).filter(UNFINISHED)).order_by("pk").values_list("name", "kind", again)
         return [Doubt(name, kind == Kind.CALL, bool(keyed)) for name, kind, keyed in rows]
 
     def has_steps(self, row: Claimed) -> bool:
-        """Whether the key has steps. Reads what is committed now, as `doubts` does."""
+        """Whether the key has steps. Like `doubts`, this reads the latest committed rows."""
         return bool(locked(steps_of(self.alias, row)).values_list("pk")[:1])
 
     # ---
@@ -318,7 +318,9 @@ def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyS
 
 
 def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
-    """Mark locked or fenced rows as failed, and return their number. Those with an effect or a doubt need attention.
+    """Mark locked or fenced rows as failed, and return their number.
+
+    A row in which either count is above 0 needs attention. See Note [One truth about a key].
 
     This takes two statements, because Citus doesn't allow a clock inside CASE.
     """

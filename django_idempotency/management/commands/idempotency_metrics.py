@@ -21,7 +21,7 @@ class Server(ThreadingMixIn, WSGIServer):
 
 class Silent(WSGIRequestHandler):
     def log_message(self, *args: Any) -> None:
-        """Log nothing: Prometheus sends a request every few seconds, and none is worth a log line."""
+        """Log nothing, because Prometheus sends a request every few seconds."""
 
 
 class Command(IdempotencyCommand):

@@ -110,7 +110,7 @@ class Command(IdempotencyCommand):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _from_csv(self, twice: bool, options: dict[str, Any]) -> None:
-        """Make the decision in each row of the file, once the whole file has been read and checked."""
+        """Carry out the decisions in the file, but only after the whole file has been read and checked."""
         if twice:
             raise CommandError(
                 "--from-csv: the file contains the keys, decisions and bodies. Leave out the options for them."
@@ -133,9 +133,9 @@ class Command(IdempotencyCommand):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
-        """Close the keys with `answer`, or release them if it is None. Without `--apply`, only say what would be done.
+        """Close the keys with `answer`, or release them if it is None.
 
-        Returns how many keys were (or would be) resolved.
+        Without `--apply`, only report what would be done. Returns how many keys were (or would be) resolved.
         """
         if answer is not None:
             body = f"this body: {answer.body.decode()}" if answer.body else "an empty body."
@@ -160,7 +160,7 @@ class Command(IdempotencyCommand):
 
 
 def _selected(options: dict[str, Any]) -> list[Facts]:
-    """The facts about the keys that the options select. An option that is an empty list selects none."""
+    """Return `Facts` about the selected keys. If an option is an empty list, no keys are selected."""
     keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
     if options["key"] is not None:
         keys = find_key(options["key"], using=keys.db)
@@ -190,7 +190,7 @@ def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
 
 
 def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
-    """With --apply, make the decision in this row of the file. Return why it is refused, or an empty string."""
+    """With --apply, carry out this row's decision. Return the reason for a refusal, or an empty string."""
     if key is None:
         return "it is gone"
     if row.seen != (key.row.reference, key.row.attempt, key.row.updated_at):
@@ -230,7 +230,7 @@ def _result(key: Facts, step: IdempotencyStep) -> str:
 def _action(options: dict[str, Any]) -> str:
     """Return "release", "answer", or "" if the keys are only listed.
 
-    Raises `CommandError` if `--apply` lacks a decision, `--by` or `--reason`.
+    Raises `CommandError` if `--apply` is given without a decision, without `--by` or without `--reason`.
     """
     action = "release" if options["release"] else "" if options["close"] is None else "answer"
     if options["apply"] and not action and options["from_csv"] is None:
