@@ -24,7 +24,7 @@ class DynamoDBBackend(KeyValueBackend):
     """Keeps keys in a DynamoDB table. Each change is one conditional write.
 
     The table needs a string `name` as its partition key, no sort key, and Time to Live on the `expires` attribute.
-    DynamoDB's conditions have no clock, and expired items may linger for days, so each condition compares
+    DynamoDB's conditions have no access to a clock, and expired items may linger for days, so each condition compares
     `expires` with this machine's clock. With global tables, duplicates in different regions are not recognized.
 
     Args:
