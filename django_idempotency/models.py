@@ -46,8 +46,8 @@ class IdempotencyKey(models.Model):
         HOLD = "hold", _("hold: wait for a decision")
 
     id = models.BigAutoField(primary_key=True)
-    # Two hashes identify a key, rather than `scope`, `operation` and `key`: their index is half the size of one on text
-    # columns, and every database compares numbers in the same way.
+    # A key is identified by two hashes rather than by `scope`, `operation` and `key`: an index on the hashes is half
+    # the size of one on the text columns, and every database compares numbers in the same way.
     key_hash = models.BigIntegerField(_("key hash"), editable=False)
     scope_hash = models.BigIntegerField(_("scope hash"), editable=False)
     scope = ExactCharField(_("scope"), max_length=255)
@@ -58,7 +58,8 @@ class IdempotencyKey(models.Model):
     # NULL in atomic mode, which has no calls.
     policy = models.CharField(_("policy"), max_length=11, choices=Policy, null=True, blank=True)
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
-    # What has become of the key's steps. See Note [One truth about a key] in engine/stores/journal.py.
+    # These three columns summarize the outcomes of the key's steps. See Note [One truth about a key] in
+    # engine/stores/journal.py.
     unknown = models.PositiveIntegerField(_("steps without a result"), default=0, db_default=0, editable=False)
     effects = models.PositiveIntegerField(_("finished calls"), default=0, db_default=0, editable=False)
     attention_at = models.DateTimeField(_("needs attention since"), null=True, blank=True, editable=False)
@@ -73,7 +74,7 @@ class IdempotencyKey(models.Model):
     # What the view passed to `Operation.refer_to`.
     resource_type = models.CharField(_("resource type"), max_length=100, null=True, blank=True)
     resource_id = models.CharField(_("resource ID"), max_length=255, null=True, blank=True)
-    # What people and commands decided: a JSON list, oldest first, kept by `maintenance.decisions`.
+    # The decisions made by people and commands: a JSON list, oldest first, maintained by `maintenance.decisions`.
     decisions = models.TextField(_("decisions"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
     # Updated by almost every change, such as a claim, a renewed lease or a person's decision. A decision is refused if
@@ -97,8 +98,8 @@ class IdempotencyKey(models.Model):
             # `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             # Finds the failed keys, each of which has a `last_error`: first those that need attention, and then the
-            # others by age. A single index serves both, because PostgreSQL reads each partial index's condition
-            # again at every claim and completion.
+            # others by age. A single index serves both, because every partial index has a condition that
+            # PostgreSQL must process at each claim and completion.
             IndexWhereSet(
                 fields=["attention_at", "created_at"],
                 name="idempotency_failed_idx",
@@ -153,8 +154,8 @@ class IdempotencyStep(models.Model):
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the view asked for the derived key before each start of the call. Once False, it stays False, because one
-    # start without the key is enough to make a repeat unrecognizable.
+    # Whether the view asked for the derived key each time before it started the call. Once False, this stays False,
+    # because one start without the key is enough to make a repeat unrecognizable.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)

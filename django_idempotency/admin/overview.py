@@ -28,18 +28,19 @@ LISTED = 2_000
 """The maximum number of keys that the list shows, and that each number above it counts. A search also finds older keys.
 """
 FILTERED = 100_000
-"""How many of the latest keys a filter reads. Without a limit, a search for a rare value could read the whole table."""
+"""The number of newest keys that a filter reads. Without a limit, a search for a rare value could read the whole
+table."""
 SAME = 10
 """The maximum number of other keys with the same request that a key's page shows."""
 
 NEAR = 50_000
-"""How many ids before and after a key are searched for other keys of its caller. See `same_caller`."""
+"""The number of ids before and after a key that are searched for other keys of its caller. See `same_caller`."""
 
 HANGS = 120
 """Seconds after which an open transaction that holds keys is reported as hanging."""
 
 FOUND = ("in_doubt", "half_done", "stuck", "in_flight", "failed")
-"""The states whose keys an index can find, the worst first. Keys in the other states make up most of the table."""
+"""The states whose keys an index can find, worst first. Keys in the other states make up most of the table."""
 SCANS = (
     (UNSETTLED, "attention_at", ("in_doubt", "half_done")),
     (LAPSED, "locked_until", ("in_doubt", "half_done", "stuck")),
@@ -80,7 +81,7 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
         # Claims without a lease are among the keys that expired first, because a cleanup leaves them alone. Looking
-        # further would mean reading all the keys that the next cleanup has yet to delete.
+        # further would mean reading all the keys that are waiting for the next cleanup.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:
@@ -115,10 +116,10 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 
 def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[IdempotencyKey]:
-    """Other keys of this caller with the same fingerprint, the nearest first.
+    """Other keys of this caller with the same fingerprint, nearest first.
 
     A client that uses a new key for a retry sends it soon, so only ids near this one are read. Callers without
-    credentials are left out: they all share one scope, so two identical requests under it mean nothing.
+    credentials are left out: they all share one scope, so two identical requests in that scope prove nothing.
     """
     if row.fingerprint is None or row.scope == ANONYMOUS:
         return []
@@ -129,7 +130,7 @@ def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[Idemp
 def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
     """The rows of this caller's key under other operations, such as the route's old name.
 
-    The unique index finds the rows of this key from all callers, of which the first `LISTED` are read.
+    The unique index finds all callers' rows for this key; only the first `LISTED` rows are read.
     """
     named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
     others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)
@@ -138,7 +139,7 @@ def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How many keys are in a state, or need attention.
+    """The number of keys that are in a given state or need attention.
 
     Attributes:
         limited: whether the count stopped at its limit, so that there may be more.
@@ -171,7 +172,7 @@ def overview(keys: Keys) -> list[Number]:
 
 
 def hanging(running: Iterable[RunningTransaction]) -> int:
-    """How many of these open transactions have held keys for too long."""
+    """Count the open transactions that have held keys for too long."""
     return sum((one.seconds or 0) >= HANGS for one in running)
 
 

@@ -14,11 +14,11 @@ from .listing import Endpoint
 
 Allowed = Callable[[Endpoint], bool]
 HEADINGS = ("method", "route", "view", "protected", "mode", "kept for", "scope", "key", "note")
-"""The first line of the table."""
+"""The first row of the table."""
 
 
 def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
-    """Return a table with one line for each endpoint, and a last line that counts the protected ones."""
+    """Return a table with one row for each endpoint, followed by a line with the totals."""
     lines = [HEADINGS, *(_cells(endpoint, allowed(endpoint)) for endpoint in endpoints)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

@@ -1,7 +1,7 @@
 """Which endpoints with unsafe HTTP methods does the project have, and which are protected?
 
-The URLconf is read, and no view is called. A view that calls `idempotent` in its own code, or has a decorator without
-`functools.wraps` above it, is shown as not protected.
+This module reads the URLconf without calling any views. A view that calls `idempotent` in its own code, or has a
+decorator without `functools.wraps` above it, is shown as not protected.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Endpoint:
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
     """Return the endpoints for unsafe HTTP methods, in URLconf order. No database is read.
 
-    Translated routes are in the `LANGUAGE_CODE` language.
+    Translated routes appear in the language set by `LANGUAGE_CODE`.
 
     Args:
         urlconf: the dotted path of the URLconf. Default: the project's.
@@ -129,7 +129,7 @@ def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Answers(NamedTuple):
-    """Which view answers one HTTP method, and how it is protected.
+    """The view that handles one HTTP method, and how that view is protected.
 
     Attributes:
         method: None if the view does not declare its methods.
@@ -155,7 +155,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method in `require_http_methods`; if there is none, one with no method."""
+    """Yield an `Answers` for each unsafe method, or one without a method for a function that declares no methods."""
     for candidate in unwrapped(callback):
         if (found := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in found)
@@ -180,7 +180,7 @@ def of_handler(
     handler = getattr(cls, name)
     view = dotted_name(cls) if name == method.lower() else f"{dotted_name(cls)}.{name}"
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
-        # @api_view has made the class from a function, and named it after the function.
+        # @api_view created the class from a function and named it after that function.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
     found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
     return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
@@ -189,16 +189,16 @@ def of_handler(
 def _whole(callback: Any, cls: Any) -> Declaration | None:
     """Return the declaration that protects a whole class-based view, or None.
 
-    It is on the URL's callback or on any `dispatch` in the MRO: the unprotected one of `LoginRequiredMixin`, for
-    example, can run before a protected one.
+    It can be on the URL's callback or on any `dispatch` in the MRO, because an unprotected `dispatch`, such as that of
+    `LoginRequiredMixin`, can run before a protected one.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method declared by `require_http_methods`; if none is declared, a single one
-    with no method."""
+    """Yield an `Answers` for each unsafe method in the function's `require_http_methods`, or one without a method if
+    the function has no such decorator."""
     view, declaration = dotted_name(callback), declaration_of(callback)
     # `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
@@ -221,7 +221,7 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 
 def _view_class(callback: Any) -> Any:
-    """Return the class of a callback that `as_view()` or a router has made, or None for a function."""
+    """Return the class behind a callback created by `as_view()` or a router, or None for a function."""
     found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     return found if isinstance(found, type) else None
 

@@ -1,4 +1,4 @@
-"""What must a client know about a protected endpoint, as English text and as OpenAPI?
+"""What a client needs to know about a protected endpoint, in English and in OpenAPI.
 
 The IETF draft on `Idempotency-Key` lists these points (sections 2.2, 2.3 and 2.5.2): whether a key is required, its
 format, when it expires, whether two callers can use the same key, and how a retry is compared with the first request.
@@ -28,7 +28,7 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def facts(options: Options) -> dict[str, str]:
-    """Return the facts that a client must know, each as a name and its description."""
+    """Return the facts that a client needs to know, as a dict that maps each fact's name to its description."""
     promise = f"A request runs at least once. Its key is kept in {options.backend!r}; while it is there, no retry runs."
     return {
         **({} if options.backend is None else {"Promise": promise}),
@@ -40,7 +40,7 @@ def facts(options: Options) -> dict[str, str]:
 
 
 def key_format(options: Options) -> str:
-    """Return the format of a key, or where it is read from if the `key` option is set."""
+    """Return the format of a key, or the place it is read from if the `key` option is set."""
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))
@@ -58,7 +58,7 @@ def key_format(options: Options) -> str:
 
 
 def lifetime(options: Options) -> str:
-    """Return how long a key is kept, in the largest whole unit: "1 day", but "36 hours"."""
+    """Return a key's lifetime in the largest whole unit: "1 day", but "36 hours"."""
     seconds = options.ttl_seconds
     unit = next((unit for unit, length in _UNITS.items() if seconds % length == 0), "second")
     count = seconds / _UNITS[unit]
@@ -66,7 +66,7 @@ def lifetime(options: Options) -> str:
 
 
 def uniqueness(options: Options) -> str:
-    """Return how the server tells callers apart. Different callers can use the same key."""
+    """Return a description of how the server tells callers apart. Different callers can use the same key."""
     if options.scope is not None:
         return f"the caller, as {dotted_name(options.scope)} returns it"
     others = "; others are refused" if options.anonymous == "refuse" else ", else all anonymous callers"
@@ -74,7 +74,7 @@ def uniqueness(options: Options) -> str:
 
 
 def comparison(options: Options) -> str:
-    """Return which parts of a retry are compared with the first request."""
+    """Return a description of the parts of a retry that are compared with the first request."""
     chosen = options.fingerprint
     target = "path" if options.operation is None else "arguments of the URL"
     if chosen is None:
@@ -123,8 +123,8 @@ def describe(
 ) -> None:
     """Add the key's header, the replay header and the package's own responses to one operation of an OpenAPI schema.
 
-    `operation` is changed in place. A header that the project has declared is left as it is. What it has declared for a
-    status is kept, and extended.
+    `operation` is changed in place. Headers that the project has declared are left as they are. Responses that it
+    has declared are kept and extended.
 
     Args:
         operation: an Operation Object of OpenAPI.
@@ -161,7 +161,7 @@ def describe(
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
         if found.status == 202:
-            # Not an error, and no problem document: JSON with the running request's state.
+            # This is not an error, so the body is not a problem document but JSON with the running request's state.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
         if found.status == 202 or conf.error_response is None:
@@ -183,7 +183,7 @@ def _key(options: Options, required: bool) -> Schema:
 
 
 def components() -> Schema:
-    """Return the schemas that the package's responses use, new each time, since a project's hook may change them."""
+    """Return new copies of the schemas for the package's responses, because a project's hook may change them."""
     if get_settings().error_response is not None:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}

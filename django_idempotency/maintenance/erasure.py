@@ -130,7 +130,7 @@ def forget_scope(
 
 
 def of_scope(scope: str) -> Q:
-    """Return the condition for a scope's keys. The scope may be given as `scope=` returns it or as the admin shows it.
+    """Return the condition for a scope's keys. The scope can be what `scope=` returns or what the admin shows.
 
     For a user, the condition also matches the keys of OAuth clients that act on the user's behalf.
     """
@@ -171,8 +171,8 @@ def _forget(
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
     with transaction.atomic(using=rows.db):
-        # The rows are locked before their states are examined. A row that is already locked may be getting a new
-        # attempt, so it is skipped.
+        # The rows are locked before their states are examined. Rows that are already locked are skipped, because
+        # a new attempt may be starting on them.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
         seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
         gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]

@@ -26,7 +26,7 @@ NO_ENGINE = "django.db.backends.dummy"
 """The engine of `"default": {}`, which Django documents for projects without a default database."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMED = 5
-"""The maximum number of schemas that a line names."""
+"""The maximum number of schemas that a line lists."""
 MOST = 100_000
 """The maximum number of keys that a command counts before it starts, to show its progress."""
 MOMENT = 1.0
@@ -61,7 +61,7 @@ class IdempotencyCommand(BaseCommand):
         return rows.values("pk")[:MOST].count() if self.stdout.isatty() else 0
 
     def show(self, done: int, total: int, name: str = "") -> None:
-        """On a terminal, show the progress in a line that the next output replaces."""
+        """On a terminal, show progress on a line that the next output overwrites."""
         if not self.stdout.isatty():
             return
         self._clear()
@@ -89,7 +89,7 @@ class IdempotencyCommand(BaseCommand):
 
 
 class DatabasesCommand(IdempotencyCommand):
-    """A command for several databases. After a signal, it finishes the current key or batch, and then ends."""
+    """A command for several databases. After a signal, it finishes the current key or batch and then exits."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         either = parser.add_mutually_exclusive_group()
@@ -132,7 +132,7 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
-        """Name the other schemas with key tables. Otherwise, their tenants' keys would go unnoticed."""
+        """List the other schemas that contain key tables. Otherwise, their tenants' keys would go unnoticed."""
         if schemas := store_for(alias_for(alias)).elsewhere():
             command = type(self).__module__.rpartition(".")[2]
             named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
@@ -188,8 +188,8 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Called only once: a second call, made by a signal that interrupts the first, would wait forever for the
-            # lock that the first still holds.
+            # Called only once: a second call, from a signal handler that interrupts the first, would wait forever for
+            # the lock that the first still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

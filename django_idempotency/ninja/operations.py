@@ -2,10 +2,10 @@
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
-operation's function. The decorator puts an inner wrapper around the function, which protects it, and an outer wrapper
-around `Operation.run`, which tells the inner one which operation is running. If one of the API's exception handlers
-raises, the inner wrapper stores the exception, and the outer one raises it again. If the inner one raised it,
-`Operation.run` would pass it to the same handlers a second time.
+operation's function. The decorator adds two wrappers: an inner one that protects the function, and an outer one around
+`Operation.run` that tells the inner one which operation is running. If one of the API's exception handlers raises an
+exception, the inner wrapper stores it, and the outer one raises it again. If the inner one raised it, `Operation.run`
+would pass it to the same handlers a second time.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
-    """Run an operation of Django Ninja at most once for each idempotency key, and replay its response to retries.
+    """Run a Django Ninja operation at most once for each idempotency key, and replay its response to retries.
 
     The operation runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`, for
-    example with ATOMIC_REQUESTS. If it raises, its writes are rolled back before the API's exception handlers make the
-    answer. That answer is stored if it is final.
+    example with ATOMIC_REQUESTS. If it raises an exception, its writes are rolled back before the API's exception
+    handlers build the response. That response is stored if it is final.
 
     Put `idempotent_operation` below the route decorator, without arguments, with options as keyword arguments, or with
     one `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication, throttling and parsing run
@@ -72,7 +72,7 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 
 def _protect(layer: Idempotency, view: Any) -> Any:
-    """Protect the function of an operation. See Note [Around the operation and around its function]."""
+    """Protect an operation's function. See Note [Around the operation and around its function]."""
     refuse_view(view)
     if hasattr(view, "_ninja_operation"):
         raise IdempotencyConfigurationError(
@@ -98,7 +98,7 @@ def _protect(layer: Idempotency, view: Any) -> Any:
     protected.__signature__ = get_typed_signature(view)
     declare(protected, Declaration((layer,)))
     others = getattr(view, "_ninja_contribute_to_operation", ())
-    # The list is a new one, because `wraps()` copied a reference to the view's own list. Our hook comes first, so that
+    # Start a new list, because `wraps()` copied a reference to the view's own list. Our hook comes first, so that
     # no other wrapper comes between ours and `Operation.run`.
     protected._ninja_contribute_to_operation = []
     decorate_view(partial(_around, layer, protected))(protected)
@@ -183,7 +183,7 @@ class NinjaAdapter(Adapter):
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
         """Convert the result as Django Ninja does, before the COMMIT, because a schema can reject it."""
         operation: Operation = getattr(call.request, RUNNING)
-        # Headers may be set on a parameter of the type `HttpResponse`, or on the response of a controller's context.
+        # Headers may be set on an `HttpResponse` parameter, or on the response in a controller's context.
         parameter = call.kwargs.get(operation.signature.response_arg or "")
         temporal = getattr(_context(call.args), "response", parameter)
         return super().response(call, converted(operation, call.request, returned, temporal))

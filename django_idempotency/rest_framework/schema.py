@@ -27,7 +27,7 @@ __all__ = ["AutoSchema"]
 class AutoSchema(openapi.AutoSchema):
     """drf-spectacular's `AutoSchema`, which also shows the idempotency key of protected operations.
 
-    Write its dotted path into the `DEFAULT_SCHEMA_CLASS` setting. If your project has a schema class of its own, write
+    Set `DEFAULT_SCHEMA_CLASS` to its dotted path. If your project has its own schema class, write
     `class ShopSchema(AutoSchema, OwnSchema)`.
     """
 

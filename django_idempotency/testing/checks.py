@@ -67,7 +67,7 @@ class EndpointChecks:
         raise self.failure(headline, f"Response: {reply}", advice)
 
     def retry(self) -> None:
-        """A repeated request must get the first response, and create nothing."""
+        """A repeated request must get the first response and must not create anything."""
         __tracebackhide__ = True
         reply, created = self.request.send(self.key), self.count_new()
         rows = self._rows()
@@ -126,7 +126,7 @@ class EndpointChecks:
             )
 
     def no_key(self) -> None:
-        """A request without a key must be refused, and create nothing."""
+        """A request without a key must be refused and must not create anything."""
         __tracebackhide__ = True
         reply, created = self.request.send(None), self.count_new()
         if created or reply.status < 400:
@@ -168,7 +168,7 @@ class EndpointChecks:
             raise self.failure("no replay after duplicates sent together.", *evidence, f"Retry: {retry}")
 
     def stored_response(self) -> None:
-        """The key must have a completed row. Otherwise code outside this package produced the replay."""
+        """The key must have a completed row. Otherwise, code outside this package produced the replay."""
         __tracebackhide__ = True
         rows = self._rows()
         completed = any(row.status == IdempotencyKey.Status.COMPLETED for row in rows)
@@ -197,7 +197,7 @@ class EndpointChecks:
 
 
 def _counter(creates: Any, alias: str) -> tuple[Callable[[], int], str]:
-    """A function that counts the objects of `creates`, and their name in messages (empty without `creates`)."""
+    """Return a function that counts what `creates` covers, and a name for it in messages (empty without `creates`)."""
     if isinstance(creates, type) and issubclass(creates, Model):
         creates = creates._base_manager.using(alias)
     if isinstance(creates, (Manager, QuerySet)):

@@ -1,4 +1,4 @@
-"""How is a class-based view protected, and which options do it and its base classes declare in `idempotency`?"""
+"""How is a class-based view protected, and which options do the view and its base classes declare in `idempotency`?"""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class IdempotencyMixin:
     The handler runs in a transaction that the mixin opens; with the `lease` option, it runs in leased mode, with no
     transaction open. It can be `def` or, in plain Django, `async def`.
 
-    Write the mixin before the view class and after access mixins, as in
-    `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. It wraps the handler only: access mixins run
-    first, even before a replay, and so do the REST framework's authentication, permissions, throttles and content
+    List the mixin before the view class and after any access mixins, as in
+    `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. It wraps only the handler: access mixins run
+    first, even before a replay, as do the REST framework's authentication, permissions, throttles and content
     negotiation.
 
     Args:
@@ -91,12 +91,12 @@ class IdempotencyMixin:
         verb = request.method.lower()
         handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
         if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler runs after dispatch() has returned, so its transaction must be around the handler.
+            # An asynchronous handler runs after dispatch() has returned, so the transaction must wrap the handler.
             if iscoroutinefunction(handler):
                 setattr(self, verb, partial(awaited_as_django_would, request, handler))
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
-        # Each request has a view object of its own, whose handler can be replaced. The framework's dispatch() makes its
+        # Each request has its own view object, whose handler can be replaced. The framework's dispatch() performs its
         # checks before it calls the handler.
         setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)

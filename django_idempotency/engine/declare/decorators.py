@@ -89,7 +89,7 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-    """Return the `ViewCall` of a protected view. The request is among the first two arguments, or is `request=`."""
+    """Return the `ViewCall` of a protected view. The request is one of the first two arguments, or `request=`."""
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if (adapter := adapter_of(candidate)).is_request(candidate):
@@ -143,9 +143,9 @@ def once(
     happens only if the function has a required parameter of that name. Callers leave `operation` out. `run_once`
     describes the transaction in which the function runs.
 
-    While another worker is running the same key, a call waits for the result: for 60 seconds, or for as long as the
-    lease if that is longer. After that, it raises `OperationInProgress`. `wait=` or the `WAIT` setting changes this
-    time, and `wait=0` raises immediately. Inside your own transaction, no call waits.
+    While another worker is running the same key, a call waits for the result for up to 60 seconds, or for the
+    length of the lease if that is longer. After that, it raises `OperationInProgress`. `wait=` or the `WAIT` setting
+    changes this time, and `wait=0` raises immediately. Calls inside your own transaction never wait.
 
     Args:
         scope: a string, or a callable that is passed the function's arguments.

@@ -1,14 +1,14 @@
-"""In which order are the rules applied to a request? The order is part of the contract and must not change.
+"""In what order are the rules applied to a request? The order is part of the contract and must not change.
 
-1. A method that is not protected goes straight through: `unprotected.py`, and `atomic_requests.py` for its transaction.
-   `PAUSED` stops everything else. In observe mode the view runs in any case: `observing.py`.
+1. A request with an unprotected method goes straight to the view: `unprotected.py`, and `atomic_requests.py` for its
+   transaction. `PAUSED` stops everything else. In observe mode, the view always runs: `observing.py`.
 2. The key is read before any database is queried: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
-3. A missing key is refused if `required`: `problems.py` has every refusal.
+3. A missing key is refused if `required`: `problems.py` defines every refusal.
 4. The scope, which is the caller and its client: `callers.py`.
 5. The fingerprint of the target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what
    the payload is.
 6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
-   judges its response.
+   evaluates its response.
 7. The answer: the view's, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone: `sessions.py`.
 """
 
@@ -54,7 +54,7 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if options.observe:
         return observed(call, partial(asked, call))
     if hasattr(call.request, "_idempotency_runs"):
-        # An outer decorator or mixin has claimed the key already; a second claim by the same request would conflict.
+        # An outer decorator or mixin has already claimed the key; a second claim by the same request would conflict.
         raise IdempotencyConfigurationError(
             f"{call.view!r} is protected twice: the request is already inside a protected view. "
             "Remove one of the decorators or the mixin."

@@ -34,8 +34,8 @@ NEVER_KEPT = frozenset(
         *("set-cookie", "authorization"),
     }
 )
-"""Headers that are not stored: most are about one connection rather than the response (RFC 9110 section 7.6.1), and the
-last two can contain a session or a new token, which must not end up in a table."""
+"""Headers that are not stored: most apply to one connection rather than to the response (RFC 9110 section 7.6.1), and
+the last two can contain a session or a new token, which must not end up in a table."""
 REASON = ":reason"
 """A reason phrase that the view has set is stored under this header name, which no real header has."""
 SALT = "django_idempotency.status"
@@ -48,7 +48,7 @@ decides."""
 
 
 def capture(response: HttpResponseBase, options: Options) -> Snapshot:
-    """Return what can be stored of a final response, which has been rendered or is streaming.
+    """Return the parts of a final response that can be stored; the response must be rendered or streaming.
 
     For a streaming response, or one that is too large, only the status and `Location` are stored. With
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
@@ -73,7 +73,7 @@ def _headers(response: HttpResponseBase) -> Headers:
             kept.append((name, value))
         elif lower == "connection":
             connection = value.lower()
-    if connection:  # it names other headers that are about the connection
+    if connection:  # it names other connection-specific headers
         named = {name.strip() for name in connection.split(",")}
         kept = [(name, value) for name, value in kept if name.lower() not in named]
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
@@ -95,7 +95,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
         if name == "Set-Cookie":
             response.cookies.load(value)
     if 300 <= snapshot.status_code < 400 and "Location" in response.headers:
-        # Django's redirects have `url`, which its test client reads.
+        # Django's redirects have a `url` attribute, which Django's test client reads.
         vars(response)["url"] = response.headers["Location"]
     return response
 
@@ -106,11 +106,11 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 def accepted(alias: str, identity: Identity) -> HttpResponse:
     """Return the 202 response to a duplicate: the running request's state, and a link to its status page.
 
-    The page answers 404 once the key's row is gone; the client should then send its request again.
+    The page returns 404 once the key's row is gone; the client should then send its request again.
     """
     hashes = identity.key_hash, identity.scope_hash
     state = _state(alias, *hashes) or {"status": IdempotencyKey.Status.IN_PROGRESS.value}
-    # A view can also answer 202. `code` tells the client that this response comes from the package.
+    # A view can also return 202 itself. `code` tells the client that this response comes from the package.
     response = JsonResponse({"code": IN_PROGRESS, **state}, status=202)
     response.headers["Location"] = status_url(alias, *hashes, state.get("created_at"))
     response.headers["Retry-After"] = RETRY_AFTER
@@ -121,7 +121,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
     """Return the path of a key's status page.
 
     Args:
-        created_at: when the row was claimed, or None if there is no row. The page will then answer 404.
+        created_at: when the row was claimed, or None if there is no row. The page will then return 404.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.
@@ -137,15 +137,15 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
 
 
 def stamp(created_at: datetime | None) -> bytes:
-    """Return 8 bytes made from the time of a claim, so that a status page's URL is valid for only one claim."""
+    """Return 8 bytes derived from a claim's time, so that a status page's URL is valid for only one claim."""
     return sha256(str(created_at).encode()).digest()[:8]
 
 
 def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
-    """Return a string that proves the claim, and hides it from anyone who does not know the secret.
+    """Return a string that proves the claim without revealing it to anyone who does not know the secret.
 
     The hashes in a claim involve no secret: anyone who knew them could find short keys and user ids by trial and error.
-    The construction is that of RFC 5297, where the proof also serves as the nonce of the encryption. No cipher
+    The construction follows RFC 5297, in which the proof also serves as the nonce for the encryption. No cipher
     package is needed, because one HMAC is long enough to mask 24 bytes.
     """
     proof = salted_hmac(f"{SALT}.proof", alias.encode() + claim, secret, algorithm="sha256").digest()[:PROOF]
@@ -158,7 +158,7 @@ def _masked(secret: str | bytes, proof: bytes, claim: bytes) -> bytes:
 
 
 def _claimed(token: str) -> tuple[str, bytes] | None:
-    """Return the alias and the claim in a token that this project has made, or None."""
+    """Return the alias and the claim from a token created by this project, or None for any other token."""
     try:
         raw = urlsafe_b64decode(token + "=" * (-len(token) % 4))
         proof, masked, alias = raw[:PROOF], raw[PROOF : PROOF + CLAIM], raw[PROOF + CLAIM :].decode()
@@ -184,7 +184,7 @@ def status(request: HttpRequest, token: str) -> HttpResponse:
         response = JsonResponse(state)
         if state["status"] == IdempotencyKey.Status.IN_PROGRESS:
             response.headers["Retry-After"] = RETRY_AFTER
-    # Not even a 404 may be cached: the key's row can appear a moment later.
+    # Even a 404 must not be cached, because the key's row can appear a moment later.
     add_never_cache_headers(response)
     return response
 

@@ -1,4 +1,4 @@
-"""How does a protected view run, and what is it given?"""
+"""How does a protected view run, and what does it receive?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ViewCall(Call):
     adapter: Adapter = DJANGO
 
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
-        """Call the view, whose response decides what happens to its writes and to the key."""
+        """Call the view; its response determines what happens to its writes and to the key."""
         request: Any = self.request
         self._attach(operation)
         request._idempotency_runs = True
@@ -52,7 +52,7 @@ class ViewCall(Call):
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request
         request.idempotency = operation
-        # The assignment makes a reference cycle. Only `reconcile` needs it, and atomic mode never calls `reconcile`.
+        # The assignment creates a reference cycle. Only `reconcile` needs it, and atomic mode never calls `reconcile`.
         if isinstance(operation, LeasedOperation):
             operation.request = self.asked_with
 
@@ -85,8 +85,8 @@ class IdempotentHttpRequest(HttpRequest):
 def get_operation(request: Any) -> Operation:
     """Return the operation of a protected view, which is also `request.idempotency`.
 
-    It offers `key`, `reference` and `refer_to` in both modes, and steps in leased mode. Its `key` is None while the
-    view runs without an idempotency key.
+    It provides `key`, `reference` and `refer_to` in both modes; in leased mode, it also provides steps. Its `key` is
+    None while the view runs without an idempotency key.
 
     Args:
         request: Django's or the REST framework's request.

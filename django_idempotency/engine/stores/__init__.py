@@ -29,7 +29,7 @@ UNTESTED = ("TiDB", "Vitess")
 
 
 def alias_of(options: Options) -> str:
-    """Return the alias that stores the keys: the `using` option, or the database routers' choice."""
+    """Return the alias of the database that stores the keys: the `using` option, or the database routers' choice."""
     return options.using or router.db_for_write(IdempotencyKey)
 
 

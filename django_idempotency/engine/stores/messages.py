@@ -1,15 +1,15 @@
 """Sending several SQL statements to PostgreSQL in one message, bypassing Django's cursors.
 
-Django sends BEGIN and COMMIT as separate messages, and waits for each reply. Here BEGIN travels with the claim, and
-COMMIT with the view's result, so that a protected view usually sends as many messages as an unprotected view inside
-`atomic()`. The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before each
-statement whether a transaction is open, so it sends no second BEGIN.
+Django sends BEGIN and COMMIT as separate messages, and waits for each reply. Here, BEGIN is sent with the claim,
+and COMMIT is sent with the view's result, so a protected view usually sends as many messages as an unprotected view
+inside `atomic()`. The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before
+each statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
-nothing has been replaced: Django's connection and psycopg's are instances of their packages' own classes, not of
-subclasses, and all cursor methods are Django's. In addition, there must be no execute wrapper and no query log, and the
-`atomic()` block must be the outermost one, at the default isolation level.
+nothing has been replaced: the connection objects of Django and psycopg are direct instances of those packages' own
+classes, not of subclasses, and all cursor methods come from Django. In addition, there must be no execute wrapper and
+no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
 
 # Note [Prepared statements]
 The first claim on a connection is sent as SQL text, because preparing statements saves nothing on a connection that
@@ -19,9 +19,9 @@ of that object.
 
 Behind a connection pooler, two releases of this package can encounter each other's prepared statements. Every name
 contains a hash of all the statements, so a connection has either all of a release's statements or none of them. If
-each name contained only the hash of its own SQL, a release that changes only the completion would find the old
-release's claim, run the view, and then lack the completion. That request would fail, and so would every retry on the
-connection.
+each name contained only the hash of its own SQL, a release that changed only the completion would keep the claim's
+name. It could execute the claim that the old release had prepared and run the view, only to find that its completion
+was not prepared. That request would fail, and so would every retry on the connection.
 
 A prepared statement fails if DISCARD ALL has deleted it, or if another client behind a pooler has taken its name. A
 claim that fails this way is rolled back and sent again as SQL text. From then on, everything on that connection is sent
@@ -32,14 +32,14 @@ transaction. It cannot be sent again without running the view again, so nothing 
 savepoint in the same message would save that request, at the cost of a second transaction id for every other request: a
 busy database would have to freeze its tables twice as often.
 
-PostgreSQL replans a prepared statement for each of its first five calls, and keeps the plan of the sixth. If the key
-table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after it
-has grown. `enable_seqscan` is therefore off during planning, and is restored to its previous value before the view
-runs. PostgreSQL evaluates EXECUTE's arguments in order, before it plans the statement: the second to last
-reads `enable_seqscan`, the last switches it off, and the statement restores the value that was read. After `PLANNED`
-calls these two arguments are NULL, because switching costs as much as a tenth of the claim. From then on, only ANALYZE
-and VACUUM of the table cause a new plan. They see the table's real size, and the next ANALYZE follows once the table
-has grown.
+PostgreSQL replans a prepared statement for each of its first five executions, and keeps the plan from the sixth. If the
+key table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after
+it has grown. `enable_seqscan` is therefore off during planning, and is restored to its previous value before the view
+runs. PostgreSQL evaluates EXECUTE's arguments in order before it plans the statement: the second-to-last argument
+reads `enable_seqscan`, and the last one turns it off. The statement then restores the value that was read. After
+`PLANNED` executions, these two arguments are NULL, because changing the setting and restoring it can take up to a tenth
+of the claim's time. From then on, only ANALYZE and VACUUM of the table cause a new plan. They see the table's real
+size, and the next ANALYZE follows once the table has grown.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ T = TypeVar("T")
 STATE = "_django_idempotency"
 """The attribute of psycopg's connection that holds one of the following states. See Note [Prepared statements]."""
 CALLS = "_django_idempotency_calls"
-"""The attribute that counts the calls of each prepared statement, up to `PLANNED`."""
+"""The attribute that counts the executions of each prepared statement, up to `PLANNED`."""
 BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
 LOST = frozenset({"26000", "42P05"})
 """invalid_sql_statement_name and duplicate_prepared_statement."""
@@ -100,8 +100,8 @@ SEQSCAN_OFF, PLANNED_ALREADY = (
 )
 """The last arguments of an EXECUTE. See Note [Prepared statements]."""
 PLANNED = 10
-"""The number of calls after which a prepared statement keeps its plan. The sixth call makes that plan, but some of the
-calls before it may fail."""
+"""The number of executions after which a prepared statement keeps its plan. PostgreSQL makes that plan at the sixth
+execution, but some of the earlier ones may fail."""
 
 
 def statements(**texts: str) -> dict[str, Statement]:
@@ -123,7 +123,7 @@ def _parameters(text: str) -> list[str]:
 
 
 class Statement:
-    """A statement that is sent as SQL text until it is prepared, and from then on as its name and the values.
+    """A statement whose SQL text is sent until it has been prepared; after that, only its name and values are sent.
 
     Args:
         name: the name of the prepared statement.
@@ -173,7 +173,7 @@ def may_send(connection: Any, status: int) -> bool:
 
     Before a BEGIN, `status` is IDLE: psycopg must be configured to send a BEGIN without options, and Django must commit
     at the end. Before a COMMIT, `status` is IN_TRANSACTION: leaving the current `atomic()` block must send COMMIT and
-    nothing else. Whether the connection needs a rollback is not checked.
+    nothing else. This function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -290,8 +290,8 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
     """Send a message, and return the result of its last statement. psycopg's errors become Django's.
 
-    A claim may have to wait for a migration, so this waits as Django's cursor does: signals are noticed, and a Ctrl-C
-    also makes the server stop waiting. With libpq's own wait, neither happens, and if a pooler ends the connection,
+    A claim may have to wait for a migration. During this wait, as with Django's cursor, signals are handled, and Ctrl-C
+    also makes the server stop waiting. With libpq's own wait, neither happens, and if a pooler closes the connection,
     only the last error is shown.
     """
     raw = connection.connection
@@ -304,7 +304,7 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
         else:
             results = [raw.pgconn.exec_(message)]
         if results[-1].status not in DONE:
-            # A server or pooler first says why it ends the connection; libpq then adds a less informative error.
+            # A server or pooler first reports why it is closing the connection; libpq then adds its own, vaguer error.
             first = next(result for result in results if result.status not in DONE)
             error = errors.error_from_result(first, "utf-8")
             # An error from libpq itself, such as a lost connection, has no SQLSTATE.
@@ -313,9 +313,10 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
 
 
 def _attentively(raw: Any, message: bytes) -> list[Any]:
-    """Send a message, and notice signals until all results have arrived.
+    """Send a message, and handle signals while waiting for all the results.
 
-    psycopg's own wait takes 20 µs longer than libpq's. This adds only half as much if the answer comes quickly.
+    psycopg's own wait takes 20 µs longer than libpq's. This function's wait adds only half as much if the answer
+    comes quickly.
     """
     results: list[Any] = []
     pgconn = raw.pgconn

@@ -133,7 +133,7 @@ class PostgreSQLStore(Store):
                 messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
             # IN_ERROR shows that the error did not come from COMMIT, which ends the transaction even if it fails. The
-            # project's deferred triggers may fail in COMMIT with the same codes.
+            # project's deferred triggers may fail at COMMIT with the same codes.
             raw: Any = connection.connection
             if raw is not None and raw.info.transaction_status == IN_ERROR:
                 self._name_cause(error)
@@ -320,7 +320,7 @@ class CitusStore(PostgreSQLStore):
         return Store.claim(self, wanted)
 
     def _insert(self, wanted: ClaimRequest) -> int | None:
-        # `_read` takes the advisory lock on the row's node, to which Citus also sends every duplicate.
+        # `_read` takes the advisory lock on the node that stores the row. Citus sends every duplicate to the same node.
         if self._read(wanted) is not None:
             return None
         row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))

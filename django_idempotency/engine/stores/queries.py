@@ -1,7 +1,7 @@
 """The SQL that finds and claims a key, and completes or releases the claim.
 
 Most statements are built once, when they are first used. Databases differ in their INSERT syntax and in how they
-compute times. Rarer actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and
+compute times. Less common actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and
 `values_of_claim` return them.
 """
 
@@ -67,7 +67,7 @@ class Queries:
         self.same_hashes = f"{self.k['key_hash']} = %(key_hash)s AND {self.k['scope_hash']} = %(scope_hash)s"
 
     def later(self, seconds: str) -> str:
-        """Return SQL for the database's time plus some seconds. `seconds` names the parameter that holds them."""
+        """Return SQL for the database's time plus a number of seconds. `seconds` names the parameter that holds it."""
         return self._later.replace("%s", f"%({seconds})s")
 
     @property
@@ -170,7 +170,7 @@ def as_stored_key(values: Any) -> StoredKey:
     """Convert a row that was read with the SQL of `Queries.stored_key`."""
     row = dict(zip(COLUMNS, values, strict=True))
     if not isinstance(row["status"], str):
-        # The row can be compared with the request only if its text is `str`.
+        # The row can be compared with the request only if the driver returns text as a `str`.
         raise IdempotencyConfigurationError(
             f"the database returns text as {row['status']!r}, not as a str. Set client_encoding to UTF8 on this "
             "connection."
