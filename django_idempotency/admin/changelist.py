@@ -1,4 +1,4 @@
-"""The list of keys in Django's admin, with filters and a search, none of which reads the whole table."""
+"""The list of keys in Django's admin, with filters and a search that never read the whole table."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class BoundedChangeList(ChangeList):
             self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")
         self.at_least = self.result_count == overview.LISTED
         self.since = "" if self.query or self._by_index or not self.has_active_filters else self._oldest_looked_at()
-        # The overview takes several queries, so it is shown only on the first page, without a search or a filter.
+        # The overview takes several queries, so it is shown only on the first page, and only if no search or filter is
+        # active.
         if not request.GET:
             self.overview = overview.overview(self.root_queryset)
             self.attention = overview.attention(self.overview)
@@ -102,7 +103,7 @@ class BoundedChangeList(ChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The state filter. It finds only completed keys itself; `BoundedChangeList` finds the keys in all other states."""
+    """The state filter, which finds only completed keys: `BoundedChangeList` finds the keys in all other states."""
 
     title = _("state")
     parameter_name = "state"
@@ -149,8 +150,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # For a caller with more than 2,000 keys, a search by the index on `scope` can miss the newest ones, so there is a
-    # separate search for those.
+    # For a caller with more than 2,000 keys, a query that uses the index on `scope` can miss the newest ones, so there
+    # is a separate query for those.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)

@@ -30,7 +30,7 @@ Kind = IdempotencyStep.Kind
 
 
 class Entry:
-    """A line of the timeline. `facts` are pairs of a label and its HTML; those without HTML are left out."""
+    """An entry in the timeline. Each of the `facts` is a (label, HTML) pair; pairs without HTML are left out."""
 
     def __init__(self, at: datetime, title: Any, mark: Any = "", *facts: tuple[str, Any]) -> None:
         self.at, self.title, self.mark = at, title, mark
@@ -64,12 +64,12 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
-    """A call's derived key, if the view had asked for it before each start. Otherwise the gateway may never have
-    seen it, and a person who looks for it there could wrongly conclude that the call did not happen.
+    """A call's derived key, if the view requested it each time before starting the call. Otherwise the gateway may
+    never have seen it, and a person who looks for it there could wrongly conclude that the call did not happen.
 
     Args:
-        keyed: whether the view had asked for it; None if this is unknown, because an earlier version wrote the entry in
-            the trail.
+        keyed: whether the view requested it each time; None if this is unknown, because an earlier version wrote the
+            entry in the trail.
     """
     if kind != Kind.CALL or keyed is None:
         return ""
@@ -80,19 +80,19 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """The steps in doubt with their derived keys, by which the external service may know them."""
+    """The steps in doubt, with any derived keys that the external service may know them by."""
     return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
 
 
 def sent_keys(key: Facts) -> list[str]:
-    """The derived keys of the calls in doubt, where the view had asked for them."""
+    """The derived keys of those calls in doubt for which the view always requested one."""
     row, namespace = key.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     return [derived_key(identity, step.name, namespace) for step in key.doubts if step.keyed]
 
 
 def copyable(text: str) -> SafeString:
-    """The text with a copy button, which stays hidden without the admin pages' script."""
+    """The text with a copy button; the button stays hidden unless the admin pages' script runs."""
     button = '<button type="button" class="idempotency-copy" data-copy="{}" data-copied="{}" hidden>{}</button>'
     return format_html("<code>{}</code> " + button, text, text, _("Copied"), _("Copy"))
 
@@ -109,9 +109,9 @@ def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
 
 
 def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
-    """The result of a finished step as JSON to paste into a form, or why it cannot be shown.
+    """The result of a finished step as JSON to paste into a form, or the reason why it cannot be shown.
 
-    It is empty for an unfinished step, and for people who may not see secrets.
+    It is empty for an unfinished step, and for users who aren't allowed to see secrets.
     """
     if step.finished_at is None or not key.secrets:
         return ""
@@ -122,7 +122,7 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """The finished steps with their results, which a person needs to decide."""
+    """The finished steps with their results, to help a person make a decision."""
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
@@ -159,7 +159,7 @@ def last_decision(key: Shown) -> str:
 
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
-    """The decisions about a key, or an empty list and why they cannot be shown."""
+    """The decisions about a key, or an empty list and the reason why they cannot be shown."""
     if is_sealed(key.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
@@ -193,7 +193,7 @@ def decided(made: Decision) -> str:
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }
-    # A newer release may have stored an action that has no sentence here.
+    # A newer release may have stored an action that is not listed here.
     text = texts.get(made.action, "%(by)s: " + made.action.replace("%", "%%") + " %(detail)s")
     return text % {"by": made.by or _("a script"), "detail": made.detail}
 

@@ -1,7 +1,7 @@
 """Key stores for views that write nothing to the project's databases.
 
 A backend consists of one method: compare-and-swap with an expiry time. The engine above it decides what the keys mean,
-by the same rules as for keys in the database and with the same errors and events.
+using the same rules, errors and events as for keys in the database.
 """
 
 from __future__ import annotations

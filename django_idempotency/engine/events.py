@@ -104,7 +104,8 @@ def report_outcome(
             report("released", identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
-            reason = outcome.choice.replace(":", ";")  # a step's name may contain a colon, and `report` would cut there
+            # `report` drops everything after a colon, and a step's name may contain one.
+            reason = outcome.choice.replace(":", ";")
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))
         case _ if type(outcome) in REFUSED:
             report(REFUSED[type(outcome)], identity, using, backend=backend)

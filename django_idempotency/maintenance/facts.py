@@ -1,4 +1,4 @@
-"""What a key's row and steps say about it, for the admin, the commands and the decisions."""
+"""What a key's row and steps reveal about the key, for use in the admin, the commands and `resolution.py`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Facts(Seen):
 
     @cached_property
     def unsent(self) -> list[str]:
-        """The calls in doubt that were started at least once before the work had asked for a derived key."""
+        """The calls in doubt that the work started at least once without first requesting a derived key."""
         return [step.name for step in self.doubts if step.kind == Kind.CALL and not step.keyed]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What does the REST framework do during a request to a protected handler?"""
+"""What does REST framework do during a request to a protected handler?"""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class RestFrameworkAdapter(Adapter):
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().caller(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
         kind = type(request.successful_authenticator)
-        # The REST framework's own authenticators never set `request.auth` to a string; only the others count.
+        # REST framework's own authenticators never set `request.auth` to a string, so only the others are counted.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
         return authenticated_scope(request, f"{kind.__module__}.{kind.__qualname__}" if several else "")
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
-        """Return what the view's own parsers have read or, if a parser fails, a hash of the raw bytes.
+        """Return the data read by the view's own parsers or, if a parser fails, a hash of the raw bytes.
 
         A parser that fails here fails again when the handler reads `request.data`, and the claim is then rolled back.
         In leased mode, however, the claim is already committed by then, and a multipart form cannot be read again. In
@@ -81,7 +81,7 @@ class RestFrameworkAdapter(Adapter):
         return super().response(call, view.finalize_response(call.asked_with, returned, *view.args, **view.kwargs))
 
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
-        """Return the rendered response that the REST framework makes for an exception.
+        """Return the rendered response that REST framework produces for an exception.
 
         Its exception handler and its renderer run in separate transactions: the default handler calls `set_rollback()`,
         after which the renderer could not query the database.
@@ -105,9 +105,9 @@ class RestFrameworkAdapter(Adapter):
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
         if not own:
             if not getattr(response, "is_rendered", True):
-                response = self.response(call, response)  # one that the project's ERROR_RESPONSE has made
+                response = self.response(call, response)  # one created by the project's ERROR_RESPONSE
             if not hasattr(response, "data"):
-                response.data = _data_of(response)  # which tests and middlewares read
+                response.data = _data_of(response)  # tests and middlewares read this
         settle(view_of(call), call.request, response)
         return super().deliver(call, response, replayed=replayed)
 

@@ -1,13 +1,13 @@
-"""How does a final response get past its view unchanged?
+"""How does a final response pass through its view unchanged?
 
 # Note [A response is finalized once]
-`APIView.dispatch` finalizes what a handler returns, and passes what it raises to the exception handler. With
-protection, both have happened before the handler returns, because the response is stored in its transaction, and a
-stored response must reach the client unchanged. `dispatch` cannot be told that, and the project may have a
-`finalize_response` and a `handle_exception` of its own. The class of a protected view therefore gets new versions of
-both methods: they pass on what is final, and call the previous methods for everything else. `IdempotencyMixin` adds
-them to each class when the class is made. The class of a handler with `@idempotent` is not ours, so they are added when
-the first request reaches it.
+`APIView.dispatch` finalizes the response that a handler returns, and passes any exception that it raises to the
+exception handler. In a protected view, both already happen before the handler returns, because the response is stored
+in the handler's transaction, and a stored response must reach the client unchanged. `dispatch` has no option to skip
+these steps, and the project may have its own `finalize_response` and `handle_exception`. A protected view's class is
+therefore given new versions of both methods. They return a final response unchanged, re-raise a final exception, and
+call the original methods for everything else. `IdempotencyMixin` adds them to each class when the class is created. The
+class of a handler with `@idempotent` is not ours, so they are added when the first request reaches it.
 
 The view object itself is not changed. Replacing its class with a subclass would run the project's `__init_subclass__`
 and metaclass again, and raising an exception to carry the response past `dispatch` would roll back an
@@ -32,7 +32,7 @@ def settle(view: Any, request: Any, final: Any) -> None:
 
 
 def guard(view_class: Any) -> None:
-    """Make the views of a class pass on what is final. See Note [A response is finalized once]."""
+    """Make a class's views pass on final results unchanged. See Note [A response is finalized once]."""
     for name, guarded in (("finalize_response", _finalize_response), ("handle_exception", _handle_exception)):
         own = vars(view_class).get(name)
         if own not in _guards:
@@ -62,7 +62,7 @@ def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_final(request: Any, candidate: Any) -> bool:
-    """Return whether the view must pass this on. If so, the request drops its reference to it."""
+    """Return whether the view must pass this on unchanged. If so, the request drops its reference to it."""
     attributes = getattr(getattr(request, "_request", request), "__dict__", {})
     if FINAL not in attributes or attributes[FINAL] is not candidate:
         return False

@@ -23,7 +23,7 @@ def idempotency_key(name: str = FORM_FIELD) -> SafeString:
 
 @register.simple_tag
 def new_idempotency_key() -> str:
-    """Return a new key without a field around it, for htmx's `hx-headers` or a script that calls `fetch`.
+    """Return a new key as plain text, for htmx's `hx-headers` or a script that calls `fetch`.
 
     Each element needs a key of its own, and the page must not be cached.
     """

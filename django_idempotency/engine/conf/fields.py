@@ -1,4 +1,4 @@
-"""Which values can options and settings have?"""
+"""Which values do options and settings accept?"""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def or_none(check: Check) -> Check:
 
 
 def one_of(*allowed: Any) -> Check:
-    """Return a check that allows only these values with these types: if 1 is allowed, True and 1.0 are not."""
+    """Return a check that allows only these values, with exactly these types: if 1 is allowed, True and 1.0 are not."""
     known = [(type(value), value) for value in allowed]
     return must(f"must be {' or '.join(map(repr, allowed))}.", lambda value: (type(value), value) in known)
 
@@ -116,7 +116,7 @@ METHODS = must(
 
 
 def duration(minimum: float) -> Check:
-    """Return a check for a duration, as a `timedelta` or in seconds, from `minimum` seconds to 100 years."""
+    """Return a check that a `timedelta` or a number of seconds is between `minimum` seconds and 100 years."""
 
     def possible(value: Any) -> bool:
         known = isinstance(value, (timedelta, int, float)) and not isinstance(value, bool)
@@ -142,7 +142,7 @@ BACKENDS = must(
 
 
 def encryption_keys(value: Any) -> str | None:
-    """Check a tuple of keys for `cryptography.fernet`, which is imported only if there are any."""
+    """Check that a value is a non-empty tuple of Fernet keys, importing `cryptography` only if there are any."""
     if not isinstance(value, tuple) or not value:
         return "must be a list of at least one Fernet key. To switch encryption off, leave the setting out."
     try:
@@ -164,14 +164,14 @@ CALLABLE = must("must be a callable or, in the settings, its dotted path.", call
 
 
 def called(value: Any) -> str | None:
-    """Check a callable, which must not be `async def`: its coroutine would count as true."""
+    """Check a callable, which must not be `async def`, because its coroutine would always be truthy."""
     if callable(value) and any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         return "must be a def function: it is not awaited."
     return CALLABLE(value)
 
 
 def switch(value: Any) -> str | None:
-    """Check a value that is True, False or a callable that decides."""
+    """Check that a value is True, False or a callable that decides between them."""
     if callable(value):
         return called(value)
     return None if isinstance(value, bool) else "must be True, False, a callable() -> bool or its dotted path."

@@ -1,4 +1,4 @@
-"""What does the project's `IDEMPOTENCY` setting say, and which options result for an endpoint?"""
+"""What does the project's `IDEMPOTENCY` setting contain, and which options apply to an endpoint?"""
 
 from __future__ import annotations
 
@@ -128,14 +128,13 @@ def _value(name: str, written: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def resolve(*layers: Idempotency) -> Options:
-    """Merge the layers, the nearest first, with the `IDEMPOTENCY` setting and the defaults.
+    """Merge the layers with the `IDEMPOTENCY` setting and the defaults. The first layer takes precedence.
 
-    What the layers declare must fit together. The setting, in contrast, is for endpoints of every kind, so any of its
-    options that do not fit this endpoint are ignored: for example, leased-mode options if the endpoint has no lease, or
-    `reconcile` if it has no `operation`.
+    The options that the layers set must be compatible with each other. The setting, in contrast, applies to all kinds
+    of endpoints, so its options that do not fit this endpoint are ignored. Examples are leased-mode options if the
+    endpoint has no lease, and `reconcile` if it has no `operation`.
 
     The result is cached for each combination of layers until a test changes the setting.
-
     """
     given, project = given_by(layers), get_settings().options.given()
     mode = mode_of(given.get("backend"), given.get("lease", project.get("lease")))

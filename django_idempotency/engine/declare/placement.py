@@ -43,7 +43,7 @@ NINJA_ORDER = """
 
 
 def refuse_view(view: Any) -> None:
-    """Raise if `idempotent` decorates something that is not a view, or is in the wrong place."""
+    """Raise an error if `idempotent` decorates something that is not a view, or is in the wrong place."""
     if isinstance(view, type):
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
@@ -58,7 +58,10 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return the name of the caller-checking code that `idempotent` would wrap, with advice, or None."""
+    """Return the name of the caller-checking code that `idempotent` would wrap, followed by advice.
+
+    Returns None if there is no such code.
+    """
     if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
         return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
     view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
@@ -68,13 +71,13 @@ def _below(view: Any) -> str | None:
 
 def refuse_routing(protected: Any) -> None:
     """Make Django Ninja raise an error, through its own hook, if it makes an operation from a protected view."""
-    # Ninja is not imported, because many projects don't use it. The list is a new one, because `wraps()` may have
-    # copied a reference to the view's own list.
+    # Ninja is not imported, because many projects don't use it. The list is replaced rather than extended, because
+    # `wraps()` may have copied a reference to the view's own list.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """Raise, during a request, if `idempotent` is on a Ninja operation, or on a `dispatch` where it isn't allowed."""
+    """During a request, refuse `idempotent` on a Ninja operation, or on a `dispatch` where it isn't allowed."""
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == NINJA:
         _refuse_ninja(_name(view))
@@ -105,7 +108,9 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return the code that a decorated `dispatch` calls and that can check the caller, with advice, or None.
+    """Return the name of the caller-checking code that a decorated `dispatch` calls, followed by advice.
+
+    Returns None if there is no such code.
 
     Args:
         classes: the classes of the view's MRO below the protection.
@@ -122,8 +127,8 @@ def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
         name = f"{view_class.__name__}.{_name(function).rpartition('.')[2]}"
         if (below := _above_a_wrapper(function, HANDLER_ORDER, name, below=True)) is not None:
             return below
-    # A project's own `dispatch` runs before the handlers, and can check the caller. Without handlers, the last
-    # `dispatch` in the MRO answers the request itself, and does not count.
+    # A project's own `dispatch` runs before the handlers, and can check the caller. If there are no handlers, the last
+    # `dispatch` in the MRO answers the request itself, so it is left out.
     own = list(dict.fromkeys(innermost(dispatch) for dispatch in dispatches))
     before = [dispatch for dispatch in own if dispatch is not View.dispatch][: None if handlers else -1]
     if not before:
@@ -138,13 +143,19 @@ def misplaced_decorator(handler: Any) -> str | None:
 
 
 def refuse_handler(handler: Any) -> None:
-    """Raise if a handler in a class with the mixin has a decorator that may check the caller: replays would skip it."""
+    """Raise an error if a handler in a class with the mixin has a decorator that may check the caller.
+
+    Replays would skip that check.
+    """
     if (below := _above_a_wrapper(handler, CLASS_ORDER)) is not None:
         raise IdempotencyConfigurationError(f"IdempotencyMixin sits above {below}")
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Return the first decorator that can decide who the caller is, with advice on how to place it, or None."""
+    """Return the first decorator that can decide who the caller is, followed by advice on how to place it.
+
+    Returns None if there is no such decorator.
+    """
     wrapper = unknown_wrapper(function, below=below)
     if wrapper is None:
         return None
@@ -162,7 +173,7 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
 
 
 def is_drf_view(cls: Any) -> bool:
-    """Return whether the class is an `APIView` of the REST framework, without importing the framework."""
+    """Return whether the class is a REST framework `APIView`, without importing the framework."""
     bases = cls.__mro__ if isinstance(cls, type) else ()
     return any((base.__module__, base.__name__) == ("rest_framework.views", "APIView") for base in bases)
 

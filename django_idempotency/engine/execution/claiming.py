@@ -54,7 +54,7 @@ def reached(alias: str) -> Store | Unavailable:
 
 
 def is_alone(store: Store) -> bool:
-    """Whether the caller has no transaction open, other than a `TestCase`'s."""
+    """Whether the caller has no open transaction. A `TestCase`'s transaction does not count."""
     connection = store.connection
     if has_begun(connection):
         return False
@@ -62,7 +62,7 @@ def is_alone(store: Store) -> bool:
 
 
 def has_begun(connection: Any) -> bool:
-    """Whether Django has a transaction open on this connection, other than a `TestCase`'s."""
+    """Whether Django has an open transaction on this connection. A `TestCase`'s transaction does not count."""
     if connection.in_atomic_block:
         return not (connection.atomic_blocks and connection.atomic_blocks[-1]._from_testcase)
     return connection.connection is not None and not connection.autocommit  # get_autocommit() would connect
@@ -72,8 +72,8 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
     """Claim the key, or wait up to `wait` seconds for the worker that holds it.
 
     After a deadlock or a serialization failure, the claim is tried once more, because nothing has run yet. Inside the
-    caller's transaction, there is a single try and no waiting: the error undoes the caller's own writes, which only
-    the caller can repeat.
+    caller's transaction, the claim is tried only once, without waiting: the error undoes the caller's own writes, and
+    only the caller can repeat those.
     """
     outcome: ClaimOutcome = Conflicted()
     # The wait includes the first claim, which MySQL may delay under some isolation levels.

@@ -59,8 +59,8 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
         return claim
 
     def run(operation: LeasedOperation) -> Finished[T]:
-        # After an attempt that was abandoned, or that left a call in doubt or without its value, the project's
-        # `reconcile` runs first. If it returns a final result, the work doesn't run.
+        # If the last attempt was abandoned, or if a call is in doubt or its value is lost, the project's `reconcile`
+        # runs first. If it returns a final result, the work doesn't run.
         asks = claim.abandoned or claim.in_doubt or operation.lost
         return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
 
@@ -100,8 +100,9 @@ def run_claimed(
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
-        # This includes cancellations and a failure to store the response: the retry completes the key without repeating
-        # finished steps. With a backend, a retry would repeat the effect, so in that case the response is sent anyway.
+        # Cancellations and failures to store the response are raised as well: the retry completes the key without
+        # repeating finished steps. With a backend, a retry would repeat the effect, so in that case the response is
+        # sent anyway.
         raise
     return finished
 
@@ -110,7 +111,7 @@ def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[
     """Complete the key or mark it as failed. Raises `ClaimLost`."""
     store, claim = operation._store, operation._claim
     if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
-        settled = not operation._reconciling  # what `reconcile` answers is final, whatever the steps say
+        settled = not operation._reconciling  # `reconcile`'s answer is final, even if a step has no result
         try:
             committed(store, END, partial(store.complete, claim, finished.snapshot, ttl=wanted.ttl, settled=settled))
         except ClaimLost:
@@ -280,7 +281,7 @@ class LeasedOperation(Operation):
         if name not in self._kept:
             with suppress(AlreadyFinished):  # the first try was committed, but its confirmation was lost
                 committed(self._store, what, partial(self._journal.finish_call, self._claim, name, kept), twice=True)
-        elif kept is not None:  # `reconcile` enters a lost value
+        elif kept is not None:  # `reconcile` records a lost value
             committed(self._store, what, partial(self._journal.enter_lost, self._claim, name, kept))
         self._doubts.discard(name)
         self._kept[name] = kept
@@ -337,7 +338,8 @@ class LeasedOperation(Operation):
                 if ended:
                     self._repair(name, what, done)
         except BaseException as error:
-            # The error came from the step's function, or from COMMIT, when databases check some constraints.
+            # The error may come not only from the step's function but also from COMMIT, which checks deferred
+            # constraints.
             self._broke, self.resource = error, about
             # If the step has a row by now, its function ended the transaction and may have committed changes, so the
             # step is in doubt.
@@ -351,9 +353,9 @@ class LeasedOperation(Operation):
     def _repair(self, name: str, what: str, done: list[str]) -> None:
         """Store the result, or leave the step in doubt, after its function has ended the transaction.
 
-        Whatever the function did from then on was committed statement by statement.
+        From then on, everything that the function did was committed statement by statement.
         """
-        if name in self._journal.steps(self._claim):  # a raw COMMIT has stored the start
+        if name in self._journal.steps(self._claim):  # a raw COMMIT has committed the step's start
             if done:
                 committed(self._store, what, partial(self._journal.finish_write, self._claim, name, done[0]))
             return
@@ -371,19 +373,19 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the framework's response to this exception may be final.
 
-        It may not be final while a value is lost or a step is in doubt, because that step may have raised the
-        exception. The same holds if a `write` raised it after other steps had finished, because a completed key would
+        It must not be final while a value is lost or a step is in doubt, because that step may have raised the
+        exception. The same is true if a `write` raised it after other steps had finished, because a completed key would
         hide their effects.
         """
         return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
-        """Return why the work's answer may not complete the key, or an empty string if it may.
+        """Return the reason why the work's answer must not complete the key, or an empty string if it may.
 
         A key completed too early could leave a paying customer without an order. The key therefore stays open and
-        visible as long as it is unknown whether a step took effect, or a call's value is lost. Once a call has been
-        made, the same holds if a `write` failed and the work caught its error, or if this attempt never asked for a
-        step that an earlier attempt finished. A stored `fetch` may be skipped, because it only reads.
+        visible while a call's value is lost, or while it is unknown whether a step took effect. Once a call has been
+        made, the key also stays open in two other cases: the work caught the exception of a failed `write`, or it did
+        not ask for a step that an earlier attempt had finished. A stored `fetch` may be skipped, because it only reads.
         """
         if self._doubts:
             return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."

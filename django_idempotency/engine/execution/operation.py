@@ -75,7 +75,7 @@ class Operation:
     def _begin(self) -> None:
         """Prepare a run of the work or of `reconcile`.
 
-        Each run may read all stored results and use every step name once, and must request derived keys again.
+        Each run may read all stored results, and may use each step name once. It must request derived keys again.
         """
         self._used: set[str] = set()
         self._keyed = frozenset()
@@ -84,7 +84,7 @@ class Operation:
 
     @property
     def reference(self) -> str | None:
-        """The 16 hexadecimal digits that stand for the key in logs and the admin, or None without a key."""
+        """The 16 hexadecimal digits that represent the key in logs and the admin, or None if there is no key."""
         return None if self._identity is None else self._identity.reference
 
     @property
@@ -96,8 +96,8 @@ class Operation:
     def results(self) -> dict[str, Any]:
         """The results of all finished steps by name, including those of earlier attempts.
 
-        Calls whose value was lost are left out: see `lost`. A model instance is read from the database, which raises
-        `DoesNotExist` if its row is gone.
+        Calls whose value was lost are left out: see `lost`. A model instance is read from the database; if its row is
+        gone, `DoesNotExist` is raised.
         """
         self._unasked = set()
         return {name: decode(text) for name, text in self._kept.items() if text is not None}
@@ -106,7 +106,7 @@ class Operation:
     def lost(self) -> tuple[str, ...]:
         """The names of calls that took effect but whose values could not be stored.
 
-        `reconcile` can enter the value: `operation.call(name, look_up)` stores what `look_up` returns.
+        `reconcile` can record the value: `operation.call(name, look_up)` stores what `look_up` returns.
         """
         return tuple(sorted(name for name, text in self._kept.items() if text is None))
 
@@ -392,7 +392,7 @@ class Work(Protocol[T]):
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:
-        """Return the framework's response to what the work raised, or None to let `error` propagate.
+        """Return the framework's response to the exception that the work raised, or None to let it propagate.
 
         Called after the rollback.
         """
@@ -452,7 +452,7 @@ def _encode_pk(instance: models.Model) -> Any:
 
 
 def decode(text: str | None) -> Any:
-    """Return the stored value. A model instance is fetched, which raises `DoesNotExist` if its row is gone."""
+    """Return the stored value. A model instance is fetched; if its row is gone, `DoesNotExist` is raised."""
     if text is None:
         return None
     kept = json.loads(text)

@@ -1,12 +1,13 @@
-"""What takes the place of Django's ATOMIC_REQUESTS around a protected view?
+"""What replaces Django's ATOMIC_REQUESTS for a protected view?
 
 # Note [How the package replaces ATOMIC_REQUESTS]
-With ATOMIC_REQUESTS, Django runs the view of a URL inside `atomic(alias)`. A key would then be claimed in a
-savepoint, and the failure of a later COMMIT would go unnoticed. The package therefore opens the transaction instead of
-Django: the `_non_atomic_requests` attribute of a protected callback keeps Django from opening one in the key
-table's database, and unprotected requests run in an `atomic(alias)` that the package opens in Django's place.
-Django refuses `async def` views under ATOMIC_REQUESTS. The attribute lifts that refusal, and the package also runs them
-in such a transaction: without it, a request that fails in the middle would leave half of its writes.
+With ATOMIC_REQUESTS, Django runs each view inside `atomic(alias)`. A key would then be claimed in a savepoint, and the
+failure of a later COMMIT would go unnoticed. The package therefore opens the transaction instead of Django. The
+`_non_atomic_requests` attribute of a protected callback stops Django from opening one in the key table's database, and
+the package runs unprotected requests to that callback in an `atomic(alias)` of its own.
+Django does not allow `async def` views under ATOMIC_REQUESTS. The attribute bypasses that check, so the package runs
+such views in a transaction as well. Otherwise, a request that fails partway through would leave half of its writes
+behind.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..stores import alias_of
 
 
 class TakenOver(set[str]):
-    """The `_non_atomic_requests` of a protected view: the aliases in which Django opens no transaction.
+    """The `_non_atomic_requests` of a protected view: the aliases for which Django does not open a transaction.
 
     See Note [How the package replaces ATOMIC_REQUESTS]. The set itself contains the aliases that the project excluded
     with `non_atomic_requests`. The key table's alias is computed instead, because a router may choose a different one
@@ -37,7 +38,10 @@ class TakenOver(set[str]):
         self.layers = layers
 
     def alias(self) -> str | None:
-        """Return the alias that is taken over; None for a view with `backend`, which must not run in a transaction."""
+        """Return the alias that is taken over from Django.
+
+        Returns None for a view with `backend`, which must not run in a transaction.
+        """
         options = resolve(*self.layers())
         return None if options.backend else alias_of(options)
 
@@ -46,12 +50,12 @@ class TakenOver(set[str]):
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
-    """Mark a protected callback, so that Django opens no transaction in the key table's database."""
+    """Mark a protected callback so that Django does not open a transaction in the key table's database."""
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
 def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """Return the transaction that Django would have opened, had the view not been protected."""
+    """Return the transaction that Django would have opened if the view were not protected."""
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()
@@ -79,8 +83,8 @@ def refuse_asynchronous(request: Any) -> None:
 async def awaited_as_django_would(request: Any, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Await an `async def` view in the transaction that `as_django_would` returns.
 
-    Django refuses ATOMIC_REQUESTS for such views, but our mark lifts that refusal. The view runs as a protected one
-    does: see `in_thread`.
+    Django does not allow ATOMIC_REQUESTS for such views, but our mark bypasses that check. The view runs in the same
+    way as a protected one: see `in_thread`.
     """
     transaction_ = as_django_would(request)
     if isinstance(transaction_, nullcontext):

@@ -63,7 +63,7 @@ class InnoDBStore(Store):
         return error.args[0] if error.args else None
 
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Within a transaction, autocommit is off on Django's connection. It is on again if the driver has silently
+        # Within a transaction, autocommit is off on Django's connection. It is back on if the driver has silently
         # opened a new connection.
         raw: Any = connection.connection
         return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
@@ -73,7 +73,7 @@ class InnoDBStore(Store):
 
     @property
     def _isolation(self) -> str:
-        """The isolation level in Django's settings, in lower case, or an empty string for the server's own default."""
+        """The isolation level from Django's settings, lowercased, or an empty string for the server's own default."""
         options = self.connection.settings_dict["OPTIONS"]
         return (options.get("isolation_level", "read committed") or "").lower()
 
@@ -100,7 +100,7 @@ class InnoDBStore(Store):
         #
         # Under READ COMMITTED, a subquery of the INSERT looks it up. At other levels, a subquery would lock the gap, so
         # a separate SELECT looks for it. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
-        # looked up at all. INSERT … SELECT is no alternative, because it may need the table's AUTO-INC lock.
+        # looked up at all. INSERT … SELECT is not an option, because it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
             insert = self._guarded_insert
@@ -137,7 +137,7 @@ class InnoDBStore(Store):
     def _has_rolled_back_a_caller(self, error: OperationalError) -> bool:
         """Whether the server has rolled back what the caller wrote before the claim.
 
-        The caller must then get the error, because `Conflicted` would hide that the caller's writes are lost.
+        The caller must then get the error, because `Conflicted` would hide the fact that the caller's writes are lost.
         """
         connection = self.connection
         if self.code(error) != LOCK_WAIT_TIMEOUT or (connection.commit_on_exit and not connection.savepoint_ids):
@@ -160,8 +160,8 @@ class MariaDBStore(InnoDBStore):
 
     def look(self, wanted: ClaimRequest) -> Known:
         # If a transaction on another node commits first, a Galera node may roll ours back before a SELECT on this node
-        # can find the other transaction's rows. After `wsrep_sync_wait`, this node has received whatever the
-        # others have committed.
+        # can find the other transaction's rows. After `wsrep_sync_wait`, this node has applied all earlier commits
+        # from the other nodes.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)
@@ -189,8 +189,8 @@ class MySQLStore(InnoDBStore):
     share = "{} FOR SHARE NOWAIT"
 
     def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
-        # The lock may belong to another duplicate, and the row may be unchanged. `look` reads what is committed,
-        # without a lock.
+        # The lock may belong to another duplicate, and the row may be unchanged. `look` reads only committed
+        # rows, and does not lock them.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
                 return self.look(wanted)

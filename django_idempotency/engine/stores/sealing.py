@@ -21,9 +21,9 @@ receive it on their next retry.
 
 The place consists of the column's name and the row's two hashes, which depend on the key, the caller and the operation.
 For a step, it also includes the step's name. A response is also bound to the status code and the fingerprint of its
-row, and can't be decrypted once either has changed. An error therefore can't be turned into a success, and a stored
-response can't become the answer to a different payload. In a backend, a response is also bound to its
-value's random token.
+row, and can't be decrypted once either has changed. As a result, an error can't be turned into a success, and a
+stored response can't be returned for a different payload. In a backend, a response is also bound to its value's random
+token.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NONCE_BYTES = 12
 HEADERS = json.JSONEncoder(separators=(",", ":"))
 """Writes headers as ASCII. A JSON list keeps their order, unlike an object in jsonb."""
 Row = Claimed | Identity | IdempotencyKey
-"""Whatever carries a row's two hashes: a claim, the identity of a request, or an instance of the model."""
+"""Anything that has a row's two hashes: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
 """What else sealed text is bound to: the step's name, the response's status code and fingerprint, or the token of a
 backend value. Empty facts are left out."""
@@ -91,7 +91,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey, *more: Fact) -> Snapshot:
-    """Return a row's stored response. `of` carries the hashes with which it was sealed.
+    """Return a row's stored response. `of` holds the hashes that it was sealed with.
 
     Raises `NotDecryptable`.
     """

@@ -1,12 +1,13 @@
 """Which states a key can be in, what a person should do about each, and how a query finds them.
 
-A state is a condition on a single row of the key table and nothing else, because the row counts its own steps (see
-Note [One truth about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt";
-it is shown in the worst one, and `STATES` lists the worst first.
+A key's state can be determined from its row in the key table alone, because the row counts its own steps (see
+Note [One truth about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt".
+In that case, only the worst one is shown; `STATES` lists the states from worst to best.
 
 # Note [Which index finds a state]
-A query begins with the condition of an index. `last_error` is set for failed keys, `attention_at` for those failed keys
-that have an effect or a doubt and therefore come first in the same index, and `locked_until` for keys with a lease.
+A partial index serves only queries that include its condition, which is that a certain column is set. `last_error` is
+set for failed keys, and `locked_until` for keys with a lease. Failed keys whose steps took effect or are in doubt also
+have an `attention_at`, and therefore come first in the same index as the other failed keys.
 These partial indexes hold only a handful of rows, however large the table is. None of them mentions `status` or a
 counter. Otherwise PostgreSQL could no longer use a HOT update, which touches no index, to complete a key or to start
 and finish a step.
@@ -191,7 +192,7 @@ COMPLETED = State(
     fits=lambda seen: seen.row.status == Status.COMPLETED,
 )
 STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT, EXPIRED, FAILED_STATE, COMPLETED)}
-"""All states, worst first."""
+"""All states, from worst to best."""
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 """The states that need attention. A key is in at most one of them, so their counts add up."""
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)

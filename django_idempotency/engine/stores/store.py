@@ -1,8 +1,8 @@
 """The base class of all stores. A store claims a key, and completes or releases the claim.
 
-A store uses its alias's connection, inside a transaction that the caller has opened, so whatever the store and the view
-write is committed or rolled back together. All times come from the database's clock. A claim normally doesn't wait for
-another request; `execution/claiming.py` repeats it after a pause, during which no transaction is open.
+A store uses its alias's connection, inside a transaction that the caller has opened, so everything that the store and
+the view write is committed or rolled back together. All times come from the database's clock. A claim normally doesn't
+wait for another request; `execution/claiming.py` repeats it after a pause, during which no transaction is open.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Store(ABC):
         """Whether Django thinks that a transaction is open when the driver has none. Sends no query."""
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether a transaction is open that Django doesn't know about, for example after a raw BEGIN."""
+        """Whether there is an open transaction that Django doesn't know about, for example after a raw BEGIN."""
         return False
 
     @abstractmethod
@@ -279,7 +279,7 @@ class Store(ABC):
             raise claim_lost()
 
     def _write_last(self, name: str, values: Values) -> None:
-        """The same as `_write`, but a subclass may send COMMIT along with it."""
+        """Do the same as `_write`, except that a subclass may send COMMIT along with the statement."""
         self._write(name, values)
 
     # --- shared methods

@@ -26,7 +26,7 @@ def name_of(identity: Identity) -> str:
 
 
 def claim_value(token: str, wanted: ClaimRequest, resource: Resource | None = None) -> bytes:
-    # The backend's clock ends the claim; this time only tells duplicates when to come back.
+    # The backend's clock determines when the claim ends; this time only tells duplicates when to come back.
     return _value(token, wanted, resource, {"until": time.time() + (wanted.lease or 0)})
 
 
