@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,14 +51,19 @@ def place_order(order: str, delivery: int) -> None:
 def place_orders(batch: str) -> None:
     """Place orders until the time limit, which comes in the middle of one of them, and one more after it.
 
-    Python ignores an exception that strikes in a finalizer, so the loop has an end of its own.
+    Python ignores an exception that strikes in a finalizer, so the loop has an end of its own. Whatever else ends the
+    batch is kept in a file.
     """
-    end = time.monotonic() + 10
-    with (FOLDER / f"answered-{batch}").open("w", buffering=1) as answered:
-        number = 0
-        with suppress(SoftTimeLimitExceeded):
-            while time.monotonic() < end:
-                answered.write(place(f"{batch}-{number}") + "\n")
-                number += 1
-        answered.write(place(f"{batch}-after") + "\n")
-    (FOLDER / f"done-{batch}").touch()
+    end = time.monotonic() + 3
+    try:
+        with (FOLDER / f"answered-{batch}").open("w", buffering=1) as answered:
+            number = 0
+            with suppress(SoftTimeLimitExceeded):
+                while time.monotonic() < end:
+                    answered.write(place(f"{batch}-{number}") + "\n")
+                    number += 1
+            answered.write(place(f"{batch}-after") + "\n")
+    except BaseException:
+        (FOLDER / f"ended-{batch}").write_text(traceback.format_exc())
+        raise
+    (FOLDER / f"ended-{batch}").touch()

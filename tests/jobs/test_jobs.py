@@ -87,7 +87,8 @@ def test_celery_soft_time_limits(tmp_path: Path) -> None:
     batches = [f"batch{number}" for number in range(8)]
     send(tmp_path, f"[place_orders.delay(batch) for batch in {batches}]")
     with worker(tmp_path, "--concurrency", "4"):
-        eventually("the last batch", lambda: len(list(tmp_path.glob("done-*"))) == len(batches))
+        eventually("the last batch", lambda: len(list(tmp_path.glob("ended-*"))) == len(batches))
+    assert [file.read_text() for file in tmp_path.glob("ended-*")] == [""] * len(batches)
     answered = [line for batch in batches for line in (tmp_path / f"answered-{batch}").read_text().splitlines()]
     assert [line for line in answered if line.endswith("after")] == [f"{batch}-after" for batch in batches]
     assert Counter(answered) <= Counter(orders())
