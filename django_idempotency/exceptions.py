@@ -74,8 +74,8 @@ class NotResolvable(IdempotencyError):
 class ResultLost(IdempotencyError):
     """An earlier attempt made this call, but the value that it returned could not be stored.
 
-    The call is not repeated, and no response from the view completes the key. A person can enter the value with
-    `maintenance.record_outcome` or in the admin, or `reconcile` can enter it.
+    The call is not repeated, and the key is not completed, whatever response the view returns. A person can enter the
+    value with `maintenance.record_outcome` or in the admin, or `reconcile` can enter it.
     """
 
 
@@ -88,7 +88,7 @@ class ResultNotStorable(IdempotencyError, TypeError):
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error, such as a deadlock, outside of an `atomic()` block of its own.
+    """The view caught a database error, such as a deadlock, without an `atomic()` block around the statement.
 
     All of the view's writes are lost, so a success response would be wrong. A retry can claim the key again.
 
@@ -110,9 +110,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    There are two possible causes. One is a call without a result that must not be repeated, because `on_abandoned` is
-    "hold", or because it is "retry-keyed" and the other system would not recognize a repeated call. The other is work
-    that ended its own transaction and then failed. A person or `reconcile` must resolve the key.
+    There are two possible causes. One is a call that has no result and must not be repeated: either `on_abandoned` is
+    "hold", or it is "retry-keyed" and the other system would not recognize a repeated call. The other is work that
+    ended its own transaction and then failed. A person or `reconcile` must resolve the key.
     """
 
 

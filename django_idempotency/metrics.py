@@ -44,11 +44,11 @@ GAUGED = {
     "in_flight": (IN_FLIGHT.condition, "Keys whose worker holds a lease."),
     "in_doubt": (
         IN_DOUBT.condition,
-        "Keys that no worker holds and for which it is unknown whether a step took effect.",
+        "Keys that no worker holds, with a step that may or may not have taken effect.",
     ),
     "half_done": (
         HALF_DONE.condition,
-        "Keys that no worker holds and for which a call has finished, but the operation has not.",
+        "Keys that no worker holds, with a finished external call but no final result.",
     ),
     "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
@@ -57,10 +57,10 @@ GAUGES = {
     **{name: text for name, (_, text) in GAUGED.items()},
     **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
     "atomic_in_flight": "The open transactions that hold atomic-mode keys. PostgreSQL only.",
-    "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0. PostgreSQL only. Missing if "
-    "the scrape's database role differs from the application's and is not a member of pg_read_all_stats.",
-    "busiest_caller": "The highest number of keys that any one caller has among the newest 2,000.",
-    "cleanup_lag_seconds": "Seconds since the expiry of the oldest key that a cleanup would delete, or 0.",
+    "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0 if none is open. PostgreSQL only."
+    " Missing if the scrape's database role differs from the application's and is not a member of pg_read_all_stats.",
+    "busiest_caller": "How many of the newest 2,000 keys belong to the caller who has the most of them.",
+    "cleanup_lag_seconds": "Seconds since the first of the keys that are due for cleanup expired, or 0 if none is due.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
     "option is ignored.",

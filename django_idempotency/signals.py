@@ -33,14 +33,14 @@ key_event = Signal(use_caching=True)
             not be decrypted. Nothing has run.
         "claim_lost": a backend lost the claim of a request that was still running: the claim was evicted, a failover
             lost it, or the work took longer than its lease. A duplicate may have run in the meantime.
-        "unstored": the backend did not store the result. The client got the response all the same, and a retry may run
+        "unstored": the backend did not store the result. The client got the response anyway, and a retry may run
             the work again.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             prevents it.
         "taken_over": the lease of an attempt expired, and a new attempt has taken over the key. Sent instead of
             "claimed".
-        "held": a request was refused or failed, because the effects of a call or a write are unknown. A person must
-            find out what happened.
+        "held": a request was refused, or it failed, because the effects of a call or a write are unknown. A person
+            must find out what happened.
         "purged": a cleanup has finished.
 
     using: the database alias. None for a key in a backend.

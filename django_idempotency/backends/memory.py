@@ -19,7 +19,7 @@ CROWDED = 1000
 
 
 class MemoryBackend(KeyValueBackend):
-    """Keeps keys in this process, and loses them when it ends. Two processes do not see each other's keys."""
+    """Keeps keys in this process's memory; they are lost when it ends. Two processes do not see each other's keys."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -66,7 +66,7 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds and for which it is unknown whether a step took effect.
+    """Find keys that no worker holds, with a step that may or may not have taken effect.
 
     They come in no particular order. Keys in progress without a lease are included once their `ttl` has passed. The
     view of such a key ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed.

@@ -286,12 +286,12 @@ def answers() -> str:
 
 
 def exceptions() -> str:
-    """What the package raises: each exception before its kinds."""
+    """What the package raises: each exception before its subclasses."""
     from django_idempotency import exceptions
 
     def below(parent: type) -> Iterable[str]:
         bases = [base.__name__ for base in parent.__bases__ if base not in (Exception, exceptions.IdempotencyError)]
-        kind = f", a kind of {' and '.join(f'`{base}`' for base in bases)}" if bases else ""
+        kind = f", a subclass of {' and '.join(f'`{base}`' for base in bases)}" if bases else ""
         yield f"* `{parent.__name__}`{kind}: {' '.join(prose(docstring(parent)).split())}"
         for child in sorted(parent.__subclasses__(), key=lambda child: child.__name__):
             if child.__module__ == exceptions.__name__:
@@ -311,7 +311,9 @@ def signals() -> str:
         told = " ".join(text.split())
         lines.append(f"* `{name}`: {told}")
     levels = ", ".join(f"`{name}` ({logging.getLevelName(level)})" for name, level in events.LEVELS.items())
-    repeated = "If a held key is retried, each process logs its first `held` event as ERROR, and the rest as INFO."
+    repeated = (
+        "If a held key is retried, each process logs its first `held` event at the ERROR level, and the rest at INFO."
+    )
     return "\n".join([*lines, "", f"All events are logged at level INFO, except for these: {levels}. {repeated}"])
 
 

@@ -136,7 +136,7 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Do the work of a function, such as a task or an event handler, only once for each key.
+    """Ensure that a function, such as a task or an event handler, does its work only once for each key.
 
     The function can be `def` or `async def`. Every call with the same key returns the result of the first run. With the
     `lease` option, the function is passed an `Operation` as the keyword argument `operation`; without `lease`, that

@@ -73,10 +73,10 @@ def run_once(
 ) -> Result[T]:
     """Run `work` once for this scope, operation and key. Later calls return its stored result.
 
-    Without a `lease`, the work and its result are committed together, in one transaction, or in a savepoint if you have
-    a transaction open. `work` is passed an `Operation` if it has a required parameter named `operation`. With a
-    `lease`, `work(operation)` is called with no transaction open. Work that raises an exception may run again on a
-    later call.
+    Without a `lease`, the work and its result are committed together: in a savepoint if you already have a
+    transaction open, otherwise in a transaction of their own. `work` is passed an `Operation` if it has a required
+    parameter named `operation`. With a `lease`, `work(operation)` is called with no transaction open. Work that raises
+    an exception may run again on a later call.
 
     Args:
         scope: who owns the key, such as "stripe" or "user:17".

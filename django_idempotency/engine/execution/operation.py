@@ -89,7 +89,7 @@ class Operation:
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of calls that were started but have no result, so it is unknown whether they took effect."""
+        """The names of calls that were started but have no result, and so may or may not have taken effect."""
         return tuple(sorted(self._doubts))
 
     @property
