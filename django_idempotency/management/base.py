@@ -100,7 +100,7 @@ class DatabasesCommand(IdempotencyCommand):
         )
         either.add_argument("--database", action="append", help=some)
         either.add_argument("--all-databases", action="store_true", help=every)
-        parser.add_argument("--dry-run", action="store_true", help="Change nothing; say what would be done.")
+        parser.add_argument("--dry-run", action="store_true", help="Make no changes; only report what would be done.")
         parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds on each database.")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -14,7 +14,7 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
     lines = (
         f"**A first request** takes {first.ratio(bare):.2f} times as long as a view with one INSERT. If a round trip "
         f"to the database takes 0.5 ms, the factor is {far[first.name].ratio(bare_far):.2f}. The package adds two "
-        "statements and no round trip.",
+        "statements but no round trips.",
         f"**A replay** takes {replay.ratio(bare):.2f} times as long as that view. With a round trip of 0.5 ms, the "
         f"factor is {far[replay.name].ratio(bare_far):.2f}. A replay needs two round trips and writes nothing.",
         f"**The worker's CPU time** for a first request is {first.cpu_ratio(bare):.2f} times the CPU time for that "

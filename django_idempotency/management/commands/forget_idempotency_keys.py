@@ -18,22 +18,22 @@ from ..base import NEED_ATTENTION, IdempotencyCommand, counted
 class Command(IdempotencyCommand):
     help = (
         "Delete what is stored about one caller. The next request with a deleted key runs the work again. Without "
-        "--apply, the keys are only counted. Keys that are in progress, in doubt or half done are kept: decide "
-        "about them with resolve_idempotency_keys. The exit status is 0 if everything is done, 1 after an error, and 3 "
-        "if keys were kept."
+        "--apply, the keys are only counted. Keys that are in progress, in doubt or half done are kept: to "
+        "decide what happens to them, use resolve_idempotency_keys. The exit status is 0 if everything is done, 1 "
+        "after an error, and 3 if keys were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         caller = parser.add_mutually_exclusive_group(required=True)
         caller.add_argument("--user", metavar="NAME", help="Forget the keys of this user. Refused if SCOPE is set.")
         caller.add_argument(
-            "--scope", help="Forget the keys of this scope, in the form that the admin shows or scope= returns."
+            "--scope", help="Forget the keys of this scope; write it as the admin shows it or as scope= returns it."
         )
         parser.add_argument("--key", help="Forget only this key; default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
         backend = (
-            "Forget the key in this backend, a name in BACKENDS, and print its state. Needs --key and --operation."
+            "Forget the key in this backend (a name in BACKENDS), and print its state. Needs --key and --operation."
         )
         parser.add_argument("--backend", metavar="NAME", help=backend)
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")

@@ -21,7 +21,7 @@ class Command(IdempotencyCommand):
     help = (
         "List the unsafe routes of the project's URLconf, protected or not. No view is called, and without --database "
         "no database is read. The exit status is 0 if the list was printed, 1 if --fail-on-unprotected is given and a "
-        "route is neither protected nor allowed, and 2 if an error left no list to print."
+        "route is neither protected nor allowed, and 2 if an error prevented the list from being printed."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -35,8 +35,8 @@ class Command(IdempotencyCommand):
         add("--all", action="store_true", help="Also list the admin's routes, and routes such as orders.json.")
         add("--urlconf", help="List the routes of the URLconf at this dotted path; default: ROOT_URLCONF.")
         stored = (
-            "Also name the operations of keys in this database that no endpoint has any more, for example after a "
-            "route was renamed."
+            "Also list operations that no longer belong to any endpoint but still have keys in this database, for "
+            "example after a route was renamed."
         )
         add("--database", metavar="ALIAS", help=stored)
         fail = "Exit with status 1 if a route is neither protected nor allowed. Use this option in CI."

@@ -26,9 +26,9 @@ class Silent(WSGIRequestHandler):
 
 class Command(IdempotencyCommand):
     help = (
-        "Serve the metrics for Prometheus from a separate process, which still answers when all workers of the site "
-        "are busy. If PROMETHEUS_MULTIPROC_DIR is set, the workers' counters are served, too. The command runs until a "
-        "signal ends it; its exit status is then 0."
+        "Serve the metrics for Prometheus from a separate process, which still responds when all of the "
+        "site's workers are busy. If PROMETHEUS_MULTIPROC_DIR is set, the workers' counters are served, too. The "
+        "command runs until a signal ends it; its exit status is then 0."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

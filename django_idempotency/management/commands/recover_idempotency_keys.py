@@ -14,10 +14,10 @@ from ..base import DatabasesCommand, counted, several
 class Command(DatabasesCommand):
     help = (
         "Call reconcile for each idempotency key that needs attention, since its client may never retry. Run this from "
-        "cron. Without a terminal, it prints a summary, and a line for each key that is left or whose reconcile "
-        "failed; on a terminal or with --verbosity 2, it prints a line for each key. The exit status is 0 if no key "
-        "needs attention, 3 if any does (even one younger than --older-than), 1 if the command or reconcile failed, "
-        "and 128 plus the signal's number if a signal ended the run."
+        "cron. On a terminal or with --verbosity 2, it prints a summary and a line for each key that it processes. "
+        "Otherwise, only keys that still need attention get a line. The exit status is 0 if no key needs attention, 3 "
+        "if any does (even one younger than --older-than), 1 if the command or reconcile failed, and 128 plus the "
+        "signal's number if a signal ended the run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -31,18 +31,19 @@ LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 keys that need such a confirmation.
 """
 LOOKED_HELP = (
-    "Let --release also release keys without a lease, keys with a write in doubt and, unless their policy is retry, "
-    "keys with a call in doubt. With this option you confirm that you have checked the steps in doubt, and that they "
-    "had no effect."
+    "Let --release also release keys without a lease, keys with a write in doubt, and keys that have a call in doubt "
+    "and a policy other than retry. By passing this option, you confirm that you have checked the steps in doubt and "
+    "that none of them had any effect."
 )
 SETTLED_HELP = (
-    "Let --close also close keys whose calls have finished or are in doubt. With this option you confirm that "
-    "the order exists, or that the customer has lost no money."
+    "Let --close also close keys whose calls have finished or are in doubt. By passing this option, you confirm "
+    "that the order exists or that the customer has lost no money."
 )
 FILE_HELP = (
-    "Decide about the keys in a list that was exported from the admin. In the decision column, write release, record "
-    "(with the step, and its result as JSON) or a status (with the body as the result). Rows without a decision are "
-    "skipped, and keys that have changed since the export are left alone."
+    "Read the decisions from a list that was exported from the admin. In the decision column, write 'release', "
+    "'record' or a status. With 'record', also fill in the step and, as JSON, its result; with a status, put the body "
+    "in the result column. Rows without a decision are skipped, and keys that have changed since the export are left "
+    "alone."
 )
 SHOWN = 200
 """The maximum number of characters of a step's result that the command prints."""
@@ -52,9 +53,9 @@ NOT_ALL = "Not all selected keys were decided."
 class Command(IdempotencyCommand):
     help = (
         "List idempotency keys that need attention. To resolve them, add --apply and one of --release, --close or "
-        "--from-csv. Each line begins with the number for --id, and names the caller. With or without --apply, the "
-        "exit status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one is refused "
-        "or skipped."
+        "--from-csv. Each line starts with the number to pass to --id, and names the caller. With or without "
+        "--apply, the exit status is 0 if everything is done, 1 after an error, and 3 if no key is selected, or if one "
+        "is refused or skipped."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -62,7 +63,7 @@ class Command(IdempotencyCommand):
         add("--operation", action="append", help="Keys of this operation, such as 'POST pay/'. May be repeated.")
         add("--state", action="append", choices=CHOICES, help="Keys in this state; default: all. May be repeated.")
         add("--older-than", type=float, metavar="S", help="Keys that have not changed for S seconds.")
-        add("--key", help="The key itself or its reference from the log. It is found in any state.")
+        add("--key", help="The key itself, or the reference that the log shows for it. The key may be in any state.")
         add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
         decision = parser.add_argument_group("the decision (needs an option from above)")
@@ -74,7 +75,7 @@ class Command(IdempotencyCommand):
         add("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         add("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
         add("--body", default="", help="The body for --close; JSON if it begins with {, [ or a double quote.")
-        add("--reason", default="", help="Why, or a ticket number. Required with --apply.")
+        add("--reason", default="", help="The reason, or a ticket number. Required with --apply.")
         add("--by", default="", help="Who decides. Required with --apply.")
         add("--apply", action="store_true", help="Carry out the decision.")
 
