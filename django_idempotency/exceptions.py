@@ -80,7 +80,7 @@ class ResultLost(IdempotencyError):
 
 
 class ResultNotStorable(IdempotencyError, TypeError):
-    """A result is neither JSON nor a saved model instance, or a step's result is larger than 1 MiB.
+    """A result is of the wrong type (neither JSON nor a saved model instance), or a step's result exceeds 1 MiB.
 
     If this happens in a `write` step, the step is rolled back. In a `call` step, the call has already been made, and
     its result is lost.
@@ -88,7 +88,7 @@ class ResultNotStorable(IdempotencyError, TypeError):
 
 
 class TransactionBroken(IdempotencyError):
-    """The view caught a database error, such as a deadlock, without an `atomic()` block around the statement.
+    """The view caught a database error, such as a deadlock, without wrapping the query in its own `atomic()` block.
 
     All of the view's writes are lost, so a success response would be wrong. A retry can claim the key again.
 
@@ -102,7 +102,7 @@ class NotRun(IdempotencyError):
 
 
 class OperationInProgress(NotRun):
-    """Another worker is running this operation with this key. Try again in `retry_after` seconds, at most 60."""
+    """Another worker is running this operation with this key. Try again after `retry_after` seconds (60 at most)."""
 
     retry_after: int = 1
 

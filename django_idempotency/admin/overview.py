@@ -80,8 +80,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     limited: set[str] = set()
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
-        # Claims without a lease are among the keys that expired first, because a cleanup leaves them alone. Looking
-        # further would mean reading all the keys that are waiting for the next cleanup.
+        # A cleanup leaves claims without a lease alone, so they are among the keys that expired first. Looking further
+        # would mean reading all the keys that are waiting for the next cleanup.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:
@@ -118,8 +118,8 @@ def same_request(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 def same_caller(keys: Keys, row: IdempotencyKey, near: int = NEAR) -> list[IdempotencyKey]:
     """Other keys of this caller with the same fingerprint, nearest first.
 
-    A client that uses a new key for a retry sends it soon, so only ids near this one are read. Callers without
-    credentials are left out: they all share one scope, so two identical requests in that scope prove nothing.
+    A client that retries with a new key usually does so soon, so only rows with ids near this one are read. Callers
+    without credentials are left out: they all share one scope, so two identical requests in that scope prove nothing.
     """
     if row.fingerprint is None or row.scope == ANONYMOUS:
         return []
@@ -164,7 +164,7 @@ class Number:
 
 
 def overview(keys: Keys) -> list[Number]:
-    """Count the keys that this user may see in each state, in about twelve queries."""
+    """For each state, count the keys that this user may see, using about twelve queries in total."""
     return [
         Number(name, len(ids), limited, _by_operation(keys, ids) if name in NEEDING else [])
         for name, ids, limited in _in_states(keys, LISTED)

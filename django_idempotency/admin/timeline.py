@@ -64,12 +64,12 @@ def _kind(kind: str, attempt: Any) -> dict[str, Any]:
 
 
 def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -> SafeString | str:
-    """A call's derived key, if the view requested it each time before starting the call. Otherwise the gateway may
+    """A call's derived key, if the view requested this key before every start of the call. Otherwise the gateway may
     never have seen it, and a person who looks for it there could wrongly conclude that the call did not happen.
 
     Args:
-        keyed: whether the view requested it each time; None if this is unknown, because an earlier version wrote the
-            entry in the trail.
+        keyed: whether the view requested the key before every start; None if this is unknown, because an earlier
+            version wrote the entry in the trail.
     """
     if kind != Kind.CALL or keyed is None:
         return ""
@@ -85,7 +85,7 @@ def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
 
 
 def sent_keys(key: Facts) -> list[str]:
-    """The derived keys of those calls in doubt for which the view always requested one."""
+    """The derived keys of calls in doubt, but only if the view requested the key before every start of the call."""
     row, namespace = key.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     return [derived_key(identity, step.name, namespace) for step in key.doubts if step.keyed]

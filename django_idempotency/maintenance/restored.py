@@ -25,7 +25,7 @@ LEASE = 60
 def remember_calls(
     scope: str, operation: str, key: str, results: Mapping[str, Any], *, using: str | None = None
 ) -> dict[str, Any]:
-    """Store the results of a key's steps, and return what is stored. Retries do not make these calls again.
+    """Store the results of a key's calls, so that no retry makes these calls again.
 
     If the key is missing from the table, it is created. Afterwards, it is half done: the next retry or recovery does
     the rest of the work. Calling this again is safe: stored results stay as they are, and nothing changes if the key is

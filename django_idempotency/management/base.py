@@ -1,4 +1,4 @@
-"""What the management commands share: safe output, runs over several databases, and a clean shutdown after a signal."""
+"""What the management commands share: safe output, handling several databases, and a clean shutdown after a signal."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class IdempotencyCommand(BaseCommand):
     def say(self, text: str) -> None:
         """Print the text immediately, escaping control characters and any character that the output cannot encode.
 
-        The names of operations and steps can contain any character, and no character may make a command fail.
+        The names of operations and steps can contain any character, and some would otherwise make a command fail.
         """
         self._clear()
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"  # None for `io.StringIO`
         lines = "\n".join(map(without_controls, text.split("\n")))
         self.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding))
-        self.stdout.flush()  # otherwise, a pipe would show it only at the end
+        self.stdout.flush()  # otherwise, it would reach a pipe only at the end
 
 
 class DatabasesCommand(IdempotencyCommand):
@@ -177,7 +177,7 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 def stoppable(stop: Event) -> Iterator[list[int]]:
     """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch.
 
-    A second signal raises `SystemExit`, in case the command hangs, unless it arrives within `MOMENT` seconds.
+    In case the command hangs, a second signal raises `SystemExit`. Within `MOMENT` seconds of the first, it is ignored.
     """
     received: list[int] = []
     first = math.inf

@@ -89,7 +89,10 @@ def _protect(layers: tuple[Idempotency, ...], view: F) -> F:
 
 
 def call_of(options: Options, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
-    """Return the `ViewCall` of a protected view. The request is one of the first two arguments, or `request=`."""
+    """Return the `ViewCall` of a protected view.
+
+    The request is one of the first two arguments, or the keyword argument `request`.
+    """
     candidates = (*args[:2], kwargs.get("request"))
     for candidate in candidates:
         if (adapter := adapter_of(candidate)).is_request(candidate):
@@ -139,13 +142,14 @@ def once(
     """Ensure that a function, such as a task or an event handler, does its work only once for each key.
 
     The function can be `def` or `async def`. Every call with the same key returns the result of the first run. With the
-    `lease` option, the function is passed an `Operation` as the keyword argument `operation`; without `lease`, that
-    happens only if the function has a required parameter of that name. Callers leave `operation` out. `run_once`
+    `lease` option, the function is always passed an `Operation` as the keyword argument `operation`; without `lease`,
+    it is passed one only if it has a required parameter named `operation`. Callers leave `operation` out. `run_once`
     describes the transaction in which the function runs.
 
     While another worker is running the same key, a call waits for the result for up to 60 seconds, or for the
-    length of the lease if that is longer. After that, it raises `OperationInProgress`. `wait=` or the `WAIT` setting
-    changes this time, and `wait=0` raises immediately. Calls inside your own transaction never wait.
+    length of the lease if that is longer. After that, it raises `OperationInProgress`. To change how long it waits, use
+    `wait=` or the `WAIT` setting; with `wait=0`, the exception is raised immediately. Calls inside your own
+    transaction never wait.
 
     Args:
         scope: a string, or a callable that is passed the function's arguments.

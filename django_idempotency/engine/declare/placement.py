@@ -1,4 +1,4 @@
-"""Is `idempotent` in the right place? It must be below all code that decides who the caller is, such as
+"""Is `idempotent` in the right place? It must be below all code that checks the caller, such as
 `login_required`. Otherwise a replay could reach the wrong caller, or one whose token has been revoked.
 """
 
@@ -58,7 +58,7 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return the name of the caller-checking code that `idempotent` would wrap, followed by advice.
+    """Return the name of the code below `idempotent` that checks the caller, followed by advice.
 
     Returns None if there is no such code.
     """
@@ -70,14 +70,14 @@ def _below(view: Any) -> str | None:
 
 
 def refuse_routing(protected: Any) -> None:
-    """Make Django Ninja raise an error, through its own hook, if it makes an operation from a protected view."""
+    """Use Django Ninja's own hook to raise an error if Ninja creates an operation from a protected view."""
     # Ninja is not imported, because many projects don't use it. The list is replaced rather than extended, because
     # `wraps()` may have copied a reference to the view's own list.
     protected._ninja_contribute_to_operation = [lambda operation: _refuse_ninja(_name(protected))]
 
 
 def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
-    """During a request, refuse `idempotent` on a Ninja operation, or on a `dispatch` where it isn't allowed."""
+    """During a request, refuse `idempotent` on a Ninja operation, or on a `dispatch` that it must not decorate."""
     callback = getattr(getattr(args[0] if args else None, "resolver_match", None), "func", None)
     if getattr(callback, "__module__", None) == NINJA:
         _refuse_ninja(_name(view))
@@ -108,7 +108,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return the name of the caller-checking code that a decorated `dispatch` calls, followed by advice.
+    """Return the name of the code that a decorated `dispatch` calls to check the caller, followed by advice.
 
     Returns None if there is no such code.
 
@@ -152,7 +152,7 @@ def refuse_handler(handler: Any) -> None:
 
 
 def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool = False) -> str | None:
-    """Return the first decorator that can decide who the caller is, followed by advice on how to place it.
+    """Return the first decorator that may check the caller, followed by advice on how to place it.
 
     Returns None if there is no such decorator.
     """

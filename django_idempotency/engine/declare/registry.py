@@ -1,4 +1,7 @@
-"""How is a callable protected? The list of endpoints, the checks, OpenAPI and the recovery read its `Declaration`."""
+"""How is a callable protected?
+
+Its `Declaration` is used for the list of endpoints, the checks, the OpenAPI schema and the recovery.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class Declaration:
         return self.options if get_settings().enabled and method in self.options.methods else None
 
     def reconciled(self, returned: Any) -> Finished[Any]:
-        """Convert the value that `reconcile` returned during a recovery to a final result, without a request.
+        """During a recovery, which has no request, convert the value that `reconcile` returned to a final result.
 
         Raises:
             IdempotencyConfigurationError: it is not a valid result of `reconcile`.

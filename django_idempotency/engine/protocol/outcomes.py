@@ -163,7 +163,7 @@ class InDoubt:
 
     @property
     def choice(self) -> str:
-        """What a developer can do so that the calls in `unkeyed` are repeated; empty if there are no such calls."""
+        """What a developer can do to have the calls in `unkeyed` repeated; empty if there are no such calls."""
         return " ".join(UNKEYED % {"step": step} for step in self.unkeyed)
 
 
@@ -189,8 +189,8 @@ ClaimOutcome = Claimed | Completed | Refusal
 class Verdict(Enum):
     """What happens to the business write and to the key once the work has returned.
 
-    In leased mode every write is committed before the work returns, so nothing rolls it back; instead of being freed,
-    the key is marked as failed and keeps its steps.
+    In leased mode, every write is committed before the work returns, so it can't be rolled back. A key that would be
+    freed is marked as failed instead, and keeps its steps.
     """
 
     KEEP = "commit the write, complete the key"

@@ -56,7 +56,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja makes the client's response itself
+    if not isinstance(response, HttpResponseBase):  # Django Ninja builds the response to the client itself
         response = call.adapter.response(call, response)
     if call.options.verdict_on(response) is Verdict.KEEP:
         # Observing must not render a response, so only its status can be stored.

@@ -4,7 +4,7 @@
    transaction. `PAUSED` stops everything else. In observe mode, the view always runs: `observing.py`.
 2. The key is read before any database is queried: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` defines every refusal.
-4. The scope, which is the caller and its client: `callers.py`.
+4. The scope, which identifies the caller and its client: `callers.py`.
 5. The fingerprint of the target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what
    the payload is.
 6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and

@@ -38,16 +38,17 @@ def read_key(request: Any, options: Options) -> str | None:
             valid = conf.key_validator(key)
         except ValidationError as error:
             raise InvalidKey(" ".join(error.messages)) from error
-        # Django's own validators return None for a valid value, and raise for an invalid one.
+        # Django's own validators return None for a valid value, and raise an exception for an invalid one.
         if valid is False:
             raise InvalidKey(_("It does not have the format that this server requires."))
     return check_dated(key) if options.late_keys == "refuse" else key
 
 
 def refusing_late(wanted: ClaimRequest) -> ClaimRequest:
-    """Return the claim, changed to refuse a key that is older than `ttl` and has no row (`late_keys="refuse"`).
+    """Return a copy of the claim that refuses a key if it is older than `ttl` and has no row (`late_keys="refuse"`).
 
-    The client's clock, which dated the key, may be a few minutes ahead. The key may therefore be accepted until a few
-    minutes after `ttl`, and its row must not expire before that, or a retry would run the view again.
+    The key's timestamp comes from the client's clock, which may be a few minutes ahead. The key may therefore be
+    accepted until a few minutes after `ttl`, and its row must not expire before that, or a retry would run the view
+    again.
     """
     return replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=partial(is_late, wanted.identity.key, wanted.ttl))

@@ -1,15 +1,15 @@
 """Sending several SQL statements to PostgreSQL in one message, bypassing Django's cursors.
 
 Django sends BEGIN and COMMIT as separate messages, and waits for each reply. Here, BEGIN is sent with the claim,
-and COMMIT is sent with the view's result, so a protected view usually sends as many messages as an unprotected view
-inside `atomic()`. The drivers pgjdbc and Npgsql also send BEGIN with the statement after it. psycopg asks libpq before
-each statement whether a transaction is open, so it sends no second BEGIN.
+and COMMIT with the view's result, so a protected view usually sends the same number of messages as an unprotected view
+inside `atomic()`. The pgjdbc and Npgsql drivers also send BEGIN together with the statement that follows it. psycopg
+asks libpq before each statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
-nothing has been replaced: the connection objects of Django and psycopg are direct instances of those packages' own
-classes, not of subclasses, and all cursor methods come from Django. In addition, there must be no execute wrapper and
-no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
+nothing has been replaced, that is, if the connection objects of Django and psycopg are direct instances of those
+packages' own classes, not of subclasses, and if all cursor methods come from Django. In addition, there must be no
+execute wrapper and no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
 
 # Note [Prepared statements]
 The first claim on a connection is sent as SQL text, because preparing statements saves nothing on a connection that
@@ -20,8 +20,8 @@ of that object.
 Behind a connection pooler, two releases of this package can encounter each other's prepared statements. Every name
 contains a hash of all the statements, so a connection has either all of a release's statements or none of them. If
 each name contained only the hash of its own SQL, a release that changed only the completion would keep the claim's
-name. It could execute the claim that the old release had prepared and run the view, only to find that its completion
-was not prepared. That request would fail, and so would every retry on the connection.
+name. It could execute the old release's prepared claim and run the view before finding that its own completion was not
+prepared. That request would fail, and so would every retry on the connection.
 
 A prepared statement fails if DISCARD ALL has deleted it, or if another client behind a pooler has taken its name. A
 claim that fails this way is rolled back and sent again as SQL text. From then on, everything on that connection is sent
@@ -29,17 +29,18 @@ as SQL text.
 
 If a completion's name is missing because the view sent DEALLOCATE ALL, the completion aborts the view's
 transaction. It cannot be sent again without running the view again, so nothing is committed and the client gets 503. A
-savepoint in the same message would save that request, at the cost of a second transaction id for every other request: a
+savepoint in the same message would rescue that request, but would cost every other request a second transaction id: a
 busy database would have to freeze its tables twice as often.
 
-PostgreSQL replans a prepared statement for each of its first five executions, and keeps the plan from the sixth. If the
-key table were empty at that moment, the plan would be a sequential scan, and would keep reading the whole table after
-it has grown. `enable_seqscan` is therefore off during planning, and is restored to its previous value before the view
-runs. PostgreSQL evaluates EXECUTE's arguments in order before it plans the statement: the second-to-last argument
-reads `enable_seqscan`, and the last one turns it off. The statement then restores the value that was read. After
-`PLANNED` executions, these two arguments are NULL, because changing the setting and restoring it can take up to a tenth
-of the claim's time. From then on, only ANALYZE and VACUUM of the table cause a new plan. They see the table's real
-size, and the next ANALYZE follows once the table has grown.
+PostgreSQL replans a prepared statement for each of its first five executions, and then keeps the plan that it makes
+for the sixth. If the key table were empty at that moment, the planner would choose a sequential scan, and the statement
+would go on scanning the whole table even after it had grown. `enable_seqscan` is therefore off during planning, and is
+restored to its previous value before the view runs. PostgreSQL evaluates EXECUTE's arguments in order before it plans
+the statement: the second-to-last argument reads `enable_seqscan`, and the last one turns it off. The statement then
+restores the value that was read. After `PLANNED` executions, these two arguments are NULL, because changing the setting
+and restoring it can take up to a tenth of the claim's time. From then on, unless the schema changes, PostgreSQL makes a
+new plan only after an ANALYZE or a VACUUM of the table. Both determine the table's real size, and the next ANALYZE runs
+once the table has grown.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
-    """Roll the claim back if its prepared statement can't be used, and return whether to send it again."""
+    """If the claim's prepared statement can't be used, roll back and return True: the claim must be sent again."""
     raw = connection.connection
     if not _go_on_by_text(raw, error):
         return False
@@ -315,8 +316,8 @@ def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
 def _attentively(raw: Any, message: bytes) -> list[Any]:
     """Send a message, and handle signals while waiting for all the results.
 
-    psycopg's own wait takes 20 µs longer than libpq's. This function's wait adds only half as much if the answer
-    comes quickly.
+    psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function adds
+    only half as much.
     """
     results: list[Any] = []
     pgconn = raw.pgconn
@@ -326,7 +327,7 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
         answer.register(pgconn.socket, select.POLLIN)
         try:
             soon = answer.poll(SOON)
-        # psycopg's `wait` raises the signal's exception again, and cancels the statement after a Ctrl-C.
+        # psycopg's `wait` re-raises the signal's exception; after Ctrl-C, it cancels the statement first.
         except BaseException as error:  # noqa: BLE001
             soon = raw.wait(_raising(error))
         if soon:
@@ -345,6 +346,6 @@ def _raising(error: BaseException) -> Iterator[int]:
 
 @cache
 def _in_gevent() -> bool:
-    """Whether gevent has patched this process. If so, libpq's own wait would block all greenlets."""
+    """Whether gevent has patched this process. In that case, libpq's own wait would block all greenlets."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("select"))

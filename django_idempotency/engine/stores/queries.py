@@ -148,7 +148,7 @@ class Queries:
 
     @cached_property
     def complete_and_keep(self) -> str:
-        """`complete`, with a new expiry time for the response.
+        """Do the same as `complete`, but with a new expiry time for the response.
 
         This is a separate statement, because a single one would need a time function inside COALESCE, which Citus
         doesn't allow.
@@ -157,7 +157,7 @@ class Queries:
 
     @cached_property
     def complete_settled(self) -> str:
-        """`complete_and_keep`, but only if all of the key's calls and writes have results."""
+        """Do the same as `complete_and_keep`, but only if all of the key's calls and writes have results."""
         return f"{self.complete_and_keep} AND {self.k['unknown']} = 0"
 
     @cached_property

@@ -11,8 +11,8 @@ decisions are JSON lists, a step's result is a JSON object, and an error text be
 a sentence from this package.
 
 A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. A body
-therefore has no prefix of its own. Headers and body are always written by the same statement: if the headers are
-sealed, so is the body.
+therefore has no prefix of its own. The headers and the body are always written by the same statement: if the headers
+are sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
 The cipher is AES-256-GCM. Its associated data identifies where text is stored, so that the text can be decrypted only
@@ -81,7 +81,7 @@ def is_sealed(stored: str | None) -> bool:
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact) -> tuple[str | None, bytes | None]:
-    """Return a response's headers and body as its row stores them, sealed if there are encryption keys."""
+    """Return a response's headers and body in the form to be stored: sealed, if there are encryption keys."""
     headers, body = HEADERS.encode(snapshot.headers), snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body

@@ -1,16 +1,16 @@
-"""Which states a key can be in, what a person should do about each, and how a query finds them.
+"""Which states a key can be in, what a person should do about each, and how to query for the keys in each.
 
 A key's state can be determined from its row in the key table alone, because the row counts its own steps (see
 Note [One truth about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt".
 In that case, only the worst one is shown; `STATES` lists the states from worst to best.
 
 # Note [Which index finds a state]
-A partial index serves only queries that include its condition, which is that a certain column is set. `last_error` is
-set for failed keys, and `locked_until` for keys with a lease. Failed keys whose steps took effect or are in doubt also
-have an `attention_at`, and therefore come first in the same index as the other failed keys.
+A partial index is used only for queries that include its condition, in this case that a certain column is set.
+`last_error` is set for failed keys, and `locked_until` for keys with a lease. Failed keys whose steps took effect or
+are in doubt also have an `attention_at`. They are in the same index as the other failed keys, but ahead of them.
 These partial indexes hold only a handful of rows, however large the table is. None of them mentions `status` or a
-counter. Otherwise PostgreSQL could no longer use a HOT update, which touches no index, to complete a key or to start
-and finish a step.
+counter. Otherwise, completing an atomic key, or starting and finishing a step, could no longer be a HOT update in
+PostgreSQL, that is, one that touches no index.
 
 Claims that were committed without a lease have no index of their own, because such an index would change at every
 completion. The index on `expires_at` finds such a claim once its `ttl` is up; few other rows are that old, because the
@@ -51,8 +51,8 @@ CLOCKS = {
 class Clock(Func):
     """The database's time at the start of the statement, plus `plus` seconds.
 
-    It is constant within a statement, so an index can serve comparisons with it. It depends neither on the start of the
-    transaction nor on the application server's clock.
+    It is constant within a statement, so the database can use an index for comparisons with it. It depends neither on
+    the start of the transaction nor on the application server's clock.
     """
 
     arity = 0
@@ -196,9 +196,9 @@ STATES = {state.name: state for state in (IN_DOUBT, HALF_DONE, STUCK, IN_FLIGHT,
 ATTENTION = (IN_DOUBT, HALF_DONE, STUCK)
 """The states that need attention. A key is in at most one of them, so their counts add up."""
 NEEDS_ATTENTION = UNSETTLED | LAPSED | (UNLEASED & DUE)
-"""All keys that need attention: the union of the `ATTENTION` states, written so that the three indexes can serve it."""
+"""All keys that need attention: the union of the `ATTENTION` states, written so that the three indexes can be used."""
 UNDECIDED = ~Q(status=Status.COMPLETED) & (Q(locked_until=None) | Q(locked_until__lte=Clock()))
-"""Keys that a person may make a decision about. No index serves this condition, so a query must also filter by ids."""
+"""Keys that a person may make a decision about. No index covers this condition, so a query must also filter by ids."""
 
 
 def as_sql(condition: Q, alias: str) -> str:
