@@ -1,6 +1,6 @@
 """System checks report mistakes in settings, views and databases before the first request.
 
-The id of a check never changes its meaning: E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is
+A check's id always keeps the same meaning: E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is
 routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above authentication,
 E007 options that contradict each other, E008 202 without the status page, E009 key tables that MariaDB or MySQL does
 not keep in InnoDB, E012 options under a name that nothing reads, E013 a separate schema for each tenant, but no SCOPE,
@@ -56,7 +56,7 @@ def check_project(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
 
 
 # Only `check --database` and `migrate` run the checks with this tag. Without it, Django 6.1 would run them before each
-# command, and a worker that forks would share the connection with its children, so that two tasks would run in one
+# command. A worker that forks would then share the connection with its children, and two tasks would run in one
 # transaction.
 @register("django_idempotency", Tags.database)
 def check_servers(

@@ -80,9 +80,9 @@ def from_header(name: str) -> KeyReader:
 def caller_scope(request: Any) -> str:
     """Return the scope that is used for a request if the `scope` option is not set.
 
-    Base your own `scope` function on it, so that different callers get different scopes: `request.user` alone says
-    nothing about tokens, about clients that act for a user, or about anonymous callers. Inside a `scope` function, the
-    endpoint's `anonymous` applies; elsewhere, the project's.
+    Build your own `scope` function on it, so that different callers still get different scopes: `request.user` alone
+    says nothing about tokens, about clients that act for a user, or about anonymous callers. Inside a `scope` function,
+    the endpoint's `anonymous` applies; elsewhere, the project's.
 
     Loading the user may run queries.
 

@@ -1,4 +1,4 @@
-"""The admin pages on which people with permission can read keys, and resolve those that no worker holds."""
+"""The admin pages where authorized users can read keys and resolve those that no worker holds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (_("Response"), {"fields": ("response",)}),
     )
 
-    # Anyone who sends an anonymous caller's key gets its response, so only those who may see responses are shown keys.
+    # Anyone who sends an anonymous caller's key gets the response stored under it, so keys are shown only to users who
+    # are allowed to see responses.
     short_key = _field(_("key"), _short_key)
     full_key = _field(_("key"), lambda key: key.name)
     resource = _field(_("resource"), lambda key: key.resource)
@@ -149,8 +150,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return BoundedChangeList
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """Allow only the filters of `list_filter`: with `?body__startswith=`, people could guess responses they may not
-        see.
+        """Allow only the filters in `list_filter`.
+
+        With `?body__startswith=`, users could guess the contents of responses that they aren't allowed to see.
         """
         return lookup in {filter_.parameter_name for filter_ in self.list_filter}
 

@@ -1,4 +1,4 @@
-"""What has happened to a key, what is certain, what is not, and what comes next: the text on its page."""
+"""The text on a key's page: what has happened to the key, what is certain, what is not, and what comes next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_DECISION = {
 
 
 class Story(Facts):
-    """Answers an operator's questions about a key, each in a few short sentences or not at all."""
+    """Answers an operator's questions about a key. Each answer is a few short sentences, or an empty string."""
 
     @property
     def happened(self) -> str:
@@ -73,7 +73,10 @@ class Story(Facts):
 
     @property
     def _missing(self) -> str:
-        """What may be missing even if all started steps have finished, because the view might have started more."""
+        """Says what may be missing even though all started steps have finished.
+
+        The view might have gone on to start more.
+        """
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
             return _("Nothing, but no local write finished: what belongs to these calls, such as an order, is missing.")
@@ -148,7 +151,7 @@ class Story(Facts):
 
     @property
     def to_do(self) -> str:
-        """What to do. If the key was abandoned, first make sure that its worker is dead and not just slow."""
+        """Says what to do. If the key was abandoned, first make sure that its worker is dead and not just slow."""
         if self.unreadable:
             return _(
                 "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "

@@ -19,7 +19,7 @@ CROWDED = 1000
 
 
 class MemoryBackend(KeyValueBackend):
-    """Keeps keys in this process's memory; they are lost when it ends. Two processes do not see each other's keys."""
+    """Stores keys only in this process; they are lost when it ends, and other processes don't see them."""
 
     def __init__(self) -> None:
         self._lock = Lock()

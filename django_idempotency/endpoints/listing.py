@@ -1,7 +1,7 @@
 """Which endpoints with unsafe HTTP methods does the project have, and which are protected?
 
-This module reads the URLconf without calling any views. A view that calls `idempotent` in its own code, or has a
-decorator without `functools.wraps` above it, is shown as not protected.
+This module reads the URLconf without calling any views. A view is shown as not protected if it calls `idempotent` in
+its own code, or if a decorator above the protection doesn't use `functools.wraps`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ class Answers(NamedTuple):
     by_request: bool = False
 
     def methods(self) -> list[str]:
-        """Return the methods to list: only the protected ones for a function that does not declare its own."""
+        """Return the methods to list.
+
+        For a function that declares no methods, these are the protected ones, or "ANY" if it is unprotected.
+        """
         if self.method is not None:
             return [self.method]
         return [ANY] if self.declaration is None else sorted(self.declaration.options.methods)
@@ -155,7 +158,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method, or one without a method for a function that declares no methods."""
+    """Yield an `Answers` for each unsafe method. For a function that declares none, yield one without a method."""
     for candidate in unwrapped(callback):
         if (found := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in found)
@@ -197,8 +200,10 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method in the function's `require_http_methods`, or one without a method if
-    the function has no such decorator."""
+    """Yield an `Answers` for each unsafe method that the function's `require_http_methods` decorators allow.
+
+    If the function has no such decorator, yield one without a method.
+    """
     view, declaration = dotted_name(callback), declaration_of(callback)
     # `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
@@ -211,7 +216,7 @@ def _of_function(callback: Any) -> Iterator[Answers]:
 def misplaced(callback: Any) -> Iterator[str]:
     """Yield the problems that system check E006 reports about a class-based view.
 
-    Handlers that `IdempotencyMixin` protects are checked by `as_view()`, and not here.
+    Handlers that `IdempotencyMixin` protects are checked by `as_view()`, not here.
     """
     if (cls := _view_class(callback)) is None:
         return

@@ -37,8 +37,8 @@ REFUSED = {
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
     """Return the log levels for one attempt's "held" events: ERROR for the first, INFO for the others.
 
-    The cache returns the same iterator for all of an attempt's events, so each process logs one ERROR however often a
-    client retries a held key.
+    The cache returns the same iterator for all of an attempt's events, so each process logs only one ERROR, however
+    often a client retries a held key.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
 
@@ -94,7 +94,7 @@ def report_outcome(
 ) -> None:
     """Report how the work ended, or why it did not run.
 
-    A replay is reported by the code that makes it, because `may_replay` can still refuse it.
+    The code that replays a response also reports the replay, because `may_replay` can still refuse it.
     """
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
@@ -145,9 +145,9 @@ def harmless() -> Iterator[None]:
     """Print any exception that a log filter or a signal receiver raises, and continue.
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
-    `__qualname__` fails. `on_commit(robust=True)` is not enough: for a `partial`, Django 5.2 raises a second exception
-    and skips the project's callbacks, while newer versions log the callback's text, including the key, which is a
-    secret.
+    `__qualname__` fails. `on_commit(robust=True)` is not enough: if the failing callback is a `partial`, Django 5.2
+    raises a second exception and skips the project's callbacks, and newer versions log the callback's text, including
+    the key, which is a secret.
     """
     try:
         yield

@@ -42,7 +42,7 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
     """Let the next retry run. It repeats the steps in doubt, and uses the derived keys that the view asks for.
 
     A step in doubt can then run twice, so first make sure that it did not take effect and that its worker is dead. If
-    the key is in progress without a lease, the next retry runs the whole work again: first undo the writes that the
+    the key is in progress without a lease, the next retry runs all of the work again, so first undo any writes that the
     work has committed. Steps that have a result are not repeated. The function runs in a transaction, or in a savepoint
     if it is called inside an `atomic()` block.
 
@@ -110,8 +110,8 @@ def close_with(
 
     Args:
         key: the row as the person saw it.
-        snapshot: the status (200 to 499), headers and body. The response is kept for the project's default `ttl` from
-            now on, or until the key's own expiry if that is later.
+        snapshot: the status (200 to 499), headers and body. The response is kept for the project's default `ttl`,
+            counted from now, or until the key's own expiry if that is later.
         by, reason: see `release_for_retry`.
         confirmed: True if the person has said that the calls are settled: the order exists, or no money is kept. With
             False, keys that are in doubt or half done are refused.
@@ -146,9 +146,10 @@ class Resolved:
 def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *args: Any, **words: Any) -> Resolved:
     """Apply one decision to all the given keys, for example `resolve_all(in_doubt(), close_with, Snapshot(…))`.
 
-    Keys whose rows have changed since they were read are refused. An evaluated queryset is not queried again, so you
-    can print its keys first, and then resolve exactly those. Each decision runs in its own transaction, or in a
-    savepoint if it is made inside an `atomic()` block; if an error ends the run, the decisions made before it are kept.
+    Keys whose rows have changed since they were read are refused. An evaluated queryset doesn't query the database
+    again, so you can print its keys first and then resolve exactly the same ones. Each decision runs in its own
+    transaction, or in a savepoint if it is made inside an `atomic()` block; if an error ends the run, the decisions
+    made before it are kept.
 
     Args:
         keys: a queryset, such as `stuck()` or `in_doubt().filter(operation="POST pay/")`, or a list of rows.
@@ -175,7 +176,10 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
 
 @contextmanager
 def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the row until the transaction ends, and yield facts about it. Raises `NotResolvable` if it has changed."""
+    """Lock the row until the transaction ends, and yield the key's facts.
+
+    Raises `NotResolvable` if the row has changed.
+    """
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
     with transaction.atomic(using=rows.db):
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
@@ -193,8 +197,8 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     """Store the decision with a copy of the steps in doubt, and fence off the old attempt.
 
-    The key is kept for at least the project's `ttl` from now on, so that a retry can find it. It never expires earlier
-    than it would have without the decision.
+    The key is kept for at least the project's `ttl`, counted from now, so that a retry can find it. It never expires
+    earlier than it would have without the decision.
     """
     row, doubts = facts.row, [step_entry(facts.row, step) for step in facts.doubts]
     open_ = "status" not in changes and bool(changes.get("unknown", row.unknown) + changes.get("effects", row.effects))

@@ -1,8 +1,8 @@
 """The list of keys as a spreadsheet: write its cells, and read the decisions that a person has entered.
 
-Spreadsheet programs may alter a file when they save it. A new separator, a byte order mark and an apostrophe before a
-formula are undone. If anything else seems to have been altered, the whole file is rejected, because a rounded number
-could identify a different key or a different charge.
+`cell` puts an apostrophe before a formula, and `read` removes it. Spreadsheet programs may alter a file when they save
+it: `read` accepts a different separator and an added byte order mark. If anything else seems to have been altered, the
+whole file is rejected, because a rounded number could identify a different key or a different charge.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
         return {"address": None}
-    # Importing our admin registers its pages, so the import must come after the check that the site has such pages.
+    # Importing our admin registers its pages, so it is imported only now that the site is known to have key pages.
     from ..admin.decisions import NAME
     from ..admin.overview import attention, hanging, overview
     from ..maintenance.lookups import running_transactions

@@ -63,7 +63,7 @@ class Watch:
     keys: set[str] = field(default_factory=set)
 
     def reach(self, place: str) -> None:
-        """Record a place. Stop the request if this is place number `stop_at` or any later one."""
+        """Record a place. Stop the request if this place's number is `stop_at` or higher."""
         self.stopped = self.stopped or len(self.places) == self.stop_at
         self.places.append(place)
         if self.stopped:
@@ -73,8 +73,8 @@ class Watch:
         statement = str(sql).lstrip()
         if self.stopped and not statement.upper().startswith(HARMLESS):
             raise Stopped(f"refused: {statement}")
-        # This is the last place to check: after the response's COMMIT, a crash loses only the answer, and the retry is
-        # a replay.
+        # This is the last place where stopping is useful: if the worker crashes after the response has been committed,
+        # the retry is a replay.
         if self.used and _completes_a_key(statement, params):
             self.reach("before the commit of the response")
         return execute(sql, params, many, context)
@@ -221,7 +221,7 @@ class CrashChecks:
         return self.checks.failure(headline, f"Response: {reply}", f"It used: {_named(watch.used)}.", advice)
 
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
-        """Yield each defect of the retry, with advice on how to fix it.
+        """Yield each defect in the retry, with advice on how to fix it.
 
         A call without a derived key must not be made twice, and a step must keep its name. A look-up that `reconcile`
         passes to `operation.call`, to record the result of an earlier call, does not count as a second call.

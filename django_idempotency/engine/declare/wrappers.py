@@ -51,7 +51,7 @@ NOT_REPLAYED = frozenset(
     {
         "django.middleware.gzip.GZipMiddleware",  # the next client may not read a compressed body
         f"{VIEWS}.clickjacking.xframe_options_exempt",
-        f"{VIEWS}.csp._make_csp_decorator",  # makes both CSP decorators of Django 6
+        f"{VIEWS}.csp._make_csp_decorator",  # creates both of Django 6's CSP decorators
         f"{VIEWS}.csrf._EnsureCsrfCookie",
     }
 )
@@ -70,7 +70,7 @@ def unwrapped(function: Any) -> Iterator[Any]:
 
 
 def innermost(function: Any) -> Any:
-    """Return the function below all decorators. See `unwrapped`."""
+    """Return the function underneath all the decorators. See `unwrapped`."""
     *_, found = unwrapped(function)
     return found
 

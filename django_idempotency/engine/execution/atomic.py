@@ -43,7 +43,7 @@ def run_atomically(
         run: what to run instead of `work.run`. It must not raise an exception.
 
     Raises:
-        Exception: what the work raised, if `work.answer` has no response to it; what COMMIT or an `on_commit` callback
+        Exception: what the work raised, if `work.answer` has no response for it; what COMMIT or an `on_commit` callback
             raised; or a database error from the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
@@ -182,7 +182,7 @@ class _Attempt(NoBridgeAbove):
             self.block = None
 
     def mend(self, error: BaseException) -> None:
-        """Repair the state that an exception left behind while the block was beginning or ending.
+        """Repair the state left behind by an exception that was raised as the block began or ended.
 
         See Note [An exception at any moment].
         """
@@ -206,7 +206,7 @@ class _Attempt(NoBridgeAbove):
         connection = self.connection
         if self.opening or connection.in_atomic_block or not connection.autocommit:
             return True
-        # Django cleans up by itself after a database error, and after a callback that fails once everything is
+        # Django cleans up by itself after a database error, and if a callback fails after everything has been
         # committed.
         return not (isinstance(error, DatabaseError) or (self.began and self._is_committed()))
 
@@ -279,7 +279,7 @@ class _Attempt(NoBridgeAbove):
         if (winner := self.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None or (answered := self.answer(work, error)) is None:
-            raise error  # either the work had already returned, or it has no response to this error
+            raise error  # either the work had already returned, or it defines no response for this error
         return answered
 
     def refuse_if_all_is_lost(self) -> None:
@@ -310,7 +310,10 @@ class _Attempt(NoBridgeAbove):
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
-        """Return the framework's response to what the work raised. Its writes and the claim are already undone."""
+        """Return the framework's response to what the work raised.
+
+        Its writes and the claim have already been rolled back, unless the work ended its own transaction.
+        """
         store, wanted, answered = self.store, self.wanted, None
         event = "held" if self._is_held() else "released"
         try:
@@ -335,8 +338,8 @@ class _Attempt(NoBridgeAbove):
 def _note_rollbacks(connection: Any) -> None:
     """Patch the connection's `set_rollback` so that it also marks the block that will be rolled back.
 
-    Django itself only sets `needs_rollback`, as it does after a database error, so a dry run would look like a view
-    that hides an error.
+    Django itself only sets `needs_rollback`, just as it does after a database error. A dry run would therefore look
+    like a view that swallows an error.
     """
 
     def set_rollback(rollback: bool) -> None:

@@ -86,8 +86,8 @@ def run_claimed(
             about = operation.resource
         finished = _ended(operation, wanted, finished)
     except ClaimLost:
-        # Another worker took the key over, or a person made a decision about it. The client gets what a duplicate would
-        # get.
+        # Another worker took the key over, or a person made a decision about it. The client gets the same response as a
+        # duplicate.
         return store.look(wanted)
     except BaseException as error:
         try:
@@ -100,9 +100,9 @@ def run_claimed(
             logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
         if isinstance(error, _Refused):
             return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
-        # Cancellations and failures to store the response are raised as well: the retry completes the key without
-        # repeating finished steps. With a backend, a retry would repeat the effect, so in that case the response is
-        # sent anyway.
+        # Cancellations are raised as well, and so are failures to store the response; the retry then completes the key
+        # without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
+        # response is sent anyway.
         raise
     return finished
 
@@ -117,9 +117,9 @@ def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[
         except ClaimLost:
             if not settled:
                 raise
-            # Either another worker has the key, or the row counts an unfinished step that this worker doesn't know
-            # about: the COMMIT that started it succeeded, but its confirmation was lost. `fail` tells the two cases
-            # apart.
+            # Either this worker no longer holds the key, or the row's count of unfinished steps includes one that this
+            # worker doesn't know about: the COMMIT that started the step succeeded, but its confirmation was lost.
+            # `fail` tells the two cases apart.
             finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=UNKNOWN)
         else:
             return finished
@@ -168,7 +168,7 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
         with _warned_about_stray_writes(store, operation):
             finished = work.run(operation)
     except (ClaimLost, _Refused):
-        raise  # the framework has no response to these: the client gets what a duplicate would get
+        raise  # the framework can't answer these, so the client gets the same response as a duplicate
     except Exception as error:
         answered = work.answer(error)
         if answered is None:
@@ -195,7 +195,7 @@ def warned_about_changes(
 ) -> AbstractContextManager[Any]:
     """With DEBUG on, warn about statements that change data in these databases, because a retry would repeat them.
 
-    `text` is a format string, filled with the beginning of the statement.
+    `text` is a format string into which the beginning of the statement is inserted.
     """
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -210,7 +210,7 @@ def warned_about_changes(
 
 
 class _Refused(OutcomeUnknown):
-    """A call in this attempt must not be repeated; the client gets what a duplicate of a held key would get."""
+    """A call must not be repeated in this attempt, so the client gets the same response as for any held key."""
 
     def __init__(self, step: str) -> None:
         super().__init__(InDoubt(unkeyed=(step,)).choice)
@@ -290,7 +290,7 @@ class LeasedOperation(Operation):
         return as_kept(value, kept)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Store the error that left a call in doubt, for the key's timeline, if the database allows it."""
+        """If the database allows it, store the error that left a call in doubt. The key's timeline shows it."""
         with suppress(Exception):  # the work must see the call's error, not ours
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
@@ -373,19 +373,20 @@ class LeasedOperation(Operation):
     def _may_end_with(self, error: Exception) -> bool:
         """Whether the framework's response to this exception may be final.
 
-        It must not be final while a value is lost or a step is in doubt, because that step may have raised the
-        exception. The same is true if a `write` raised it after other steps had finished, because a completed key would
-        hide their effects.
+        It must not be final if any step is in doubt or any call's value has been lost, because the exception may have
+        come from that step or call. The same is true if a `write` raised it after other steps had finished, because a
+        completed key would hide their effects.
         """
         return not (self._doubts or self.lost or (self._broke is error and self._kept))
 
     def _left_behind(self) -> str:
-        """Return the reason why the work's answer must not complete the key, or an empty string if it may.
+        """Return the reason why the work's answer must not complete the key, or an empty string if there is none.
 
         A key completed too early could leave a paying customer without an order. The key therefore stays open and
-        visible while a call's value is lost, or while it is unknown whether a step took effect. Once a call has been
-        made, the key also stays open in two other cases: the work caught the exception of a failed `write`, or it did
-        not ask for a step that an earlier attempt had finished. A stored `fetch` may be skipped, because it only reads.
+        visible as long as a call's value is missing or it is unknown whether a step took effect. Once a call has been
+        made, there are two other cases in which the key stays open: the work caught the exception raised by a failed
+        `write`, or it did not request a step that an earlier attempt had finished. A stored `fetch` may be skipped,
+        because it only reads.
         """
         if self._doubts:
             return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."

@@ -1,7 +1,7 @@
-"""Which framework does an object come from, and how does the package work with it?
+"""Which framework does an object come from, and how does the package work with that framework?
 
-Each framework has an `Adapter`, registered under the name of its package. The adapter imports the framework, so it is
-itself imported only when the first object of that framework is encountered.
+Each framework has an `Adapter`, registered under the name of its package. Importing an adapter also imports its
+framework, so this happens only when the first object of that framework is encountered.
 """
 
 from __future__ import annotations

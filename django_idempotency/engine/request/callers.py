@@ -157,7 +157,7 @@ def auth_scope(auth: Any, authenticator: str = "") -> str:
     if _is_access_token(auth):
         return _token_scope(auth)
     scope = scope_of_user(auth)
-    # Some primary keys are secrets, such as those of the REST framework's `Token` and of Django's `Session`.
+    # Some primary keys are secrets, such as those of Django REST framework's `Token` and Django's `Session`.
     is_secret = isinstance(auth.pk, str) and not hasattr(auth, "is_authenticated")
     return credential_scope("auth", scope) if is_secret else scope
 
@@ -280,7 +280,7 @@ def acting_for(account: str) -> str:
 def _place(model: Any, row: Model) -> str:
     """Return the label of a row's model, prefixed with the database alias if that is not the default.
 
-    Users in different databases can share a primary key.
+    Users in different databases can have the same primary key.
     """
     # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
     label: str = model._meta.concrete_model._meta.label
@@ -308,7 +308,7 @@ def _credential(request: Any, options: Options) -> str:
             # Every visitor's browser sends the shop's publishable key, which identifies the shop but not the visitor.
             identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
     # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
-    # different API keys. No header value can contain the line feed that separates them.
+    # different API keys. The values are separated by a line feed, which no header value can contain.
     if not identified:
         if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
             sent["csrf"], identified = secret, True
@@ -338,8 +338,8 @@ def _authorization(value: str) -> str:
 def _form_secret(request: Any) -> str | None:
     """Return the secret from a browser's CSRF cookie, or None if Django did not check such a cookie for this request.
 
-    A browser gets the secret together with the form, but often gets its first session cookie only in response to that
-    form. If the cookie identified the caller, a second click would seem to come from someone else.
+    A browser gets the secret together with the form, but often gets its first session cookie only after submitting that
+    form. If the session cookie identified the caller, a second click would seem to come from someone else.
     """
     if getattr(request, "_dont_enforce_csrf_checks", False):
         return None

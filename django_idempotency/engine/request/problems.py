@@ -239,7 +239,7 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     Returns:
         The response, in the format of the `ERROR_RESPONSE` setting if the project has one.
     """
-    # Never 202 for a request that is still running: a webhook sender would take that for success.
+    # Never return 202 for a request that is still running: a webhook sender would mistake it for success.
     response: HttpResponse = respond(request, problem_of(error, resolve(Idempotency(in_progress_status=409))))
     response.headers[get_settings().replayed_header] = "false"
     return response
@@ -284,7 +284,7 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
 
 
 def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
-    """Return the fields that a page needs in order to send this form again, or None if it cannot."""
+    """Return the fields that a page needs in order to resend this form, or None if the form cannot be resent."""
     try:
         if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
             return None

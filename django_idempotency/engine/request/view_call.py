@@ -58,7 +58,7 @@ class ViewCall(Call):
 
 
 def final_response(response: Any, options: Options) -> Finished[HttpResponseBase]:
-    """Render the response that the project's `reconcile` has returned, and return the final outcome that contains it.
+    """Render the response returned by the project's `reconcile`, and return a final outcome containing it.
 
     Raises `IdempotencyConfigurationError` if the response is not final.
     """

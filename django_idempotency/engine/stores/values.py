@@ -1,4 +1,4 @@
-"""What a backend keeps under a name: a claim or a result.
+"""The value that a backend stores under a name: a claim or a result.
 
 A value consists of a format number, the random token of the attempt that wrote it, a line of JSON, and the body. No
 two attempts write the same value, so the value that a swap finds shows who holds the key.
@@ -18,7 +18,7 @@ from .sealing import seal_response, unseal_response
 FORMAT = "1"
 """The prefix of names and values. A release that changes their form increases this, and never reads older ones."""
 TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
-"""Where a value keeps its token: 32 hexadecimal digits after the format."""
+"""The position of the token in a value: the 32 hexadecimal digits after the format."""
 
 
 def name_of(identity: Identity) -> str:
@@ -64,7 +64,7 @@ def is_of(value: bytes, token: str) -> bool:
 
 
 def read_value(value: bytes) -> StoredKey:
-    """Return what `decide` needs to know. Raises `ValueError` for a value this package did not write."""
+    """Return the `StoredKey` that `decide` needs. Raises `ValueError` for a value this package did not write."""
     text, _, body = value.partition(b"\n")
     if not text.startswith(FORMAT.encode()):
         raise ValueError(f"the value begins with {value[:40]!r}, a format that this release cannot read")
