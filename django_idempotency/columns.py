@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class _Exact:
     """A text field that every database compares byte by byte.
 
-    MySQL and MariaDB ignore accents and case by default, so that "Á" equals "a"; MariaDB also ignores trailing spaces.
-    On PostgreSQL, the column has the "C" collation, with which a plain index can also serve prefix searches. The
+    By default, MySQL and MariaDB ignore accents and case, so "Á" equals "a"; MariaDB also ignores trailing spaces. On
+    PostgreSQL, the column has the "C" collation, so that a plain index can also serve prefix searches. The
     collation survives an `AlterField`.
     """
 

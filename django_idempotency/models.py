@@ -97,8 +97,8 @@ class IdempotencyKey(models.Model):
             # On PostgreSQL, completing an atomic key changes no index, except the one on `resource_id` after
             # `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
-            # Finds the failed keys, each of which has a `last_error`: first those that need attention, and then the
-            # others by age. A single index serves both, because every partial index has a condition that
+            # Finds the failed keys (each has a `last_error`), starting with those that need attention, followed by the
+            # others by age. A single index serves both groups, because every partial index has a condition that
             # PostgreSQL must process at each claim and completion.
             IndexWhereSet(
                 fields=["attention_at", "created_at"],
@@ -142,9 +142,9 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # There is no foreign key constraint, because it would look for steps whenever a key is deleted, even though
-    # atomic-mode keys have none. There is no separate index either, because the index of the unique constraint begins
-    # with this column.
+    # There is no foreign key constraint, because with one, the database would look for steps whenever a key is
+    # deleted, even though atomic-mode keys have none. There is no separate index either, because the index of the
+    # unique constraint begins with this column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )
@@ -154,8 +154,8 @@ class IdempotencyStep(models.Model):
     name = ExactCharField(_("name"), max_length=100)
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
-    # Whether the view asked for the derived key each time before it started the call. Once False, this stays False,
-    # because one start without the key is enough to make a repeat unrecognizable.
+    # Whether the view always asked for the derived key before starting the call. Once False, this stays False: if the
+    # call was started even once without the key, the other side can't recognize a repeat.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)

@@ -1,7 +1,8 @@
 """The admin pages on which a person makes decisions about keys.
 
 Each page explains what the decision will do, and shows a preview of any result or response that was entered. It
-requires permission to decide, and changes only keys that were shown on the page and have not changed since then.
+requires permission to make decisions, and changes only keys that were shown on the page and have not changed since it
+was opened.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 
 
 def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
-    """Summarize many keys: how many belong to each operation, and how many have each step in doubt or finished."""
+    """Summarize many keys: count them by operation, by step in doubt and by finished step."""
     named = Counter(key.operation for key in keys)
     named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
     named.update(_("finished: %(step)s") % {"step": step} for key in keys for step in key.finished)
@@ -164,10 +165,10 @@ def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm)
 
 
 def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """If the person may see results, find an example for each step: the result stored under the operation's newest
-    completed key.
+    """Find an example for each step: the result stored under the operation's newest completed key.
 
-    Each step's search reads only the latest rows of the step table.
+    Users who aren't allowed to see results get no examples. The search for each step reads only the latest rows of the
+    step table.
     """
     done = IdempotencyKey.Status.COMPLETED
     stored = IdempotencyStep.objects.using(key.row._state.db)

@@ -40,7 +40,7 @@ def facts(options: Options) -> dict[str, str]:
 
 
 def key_format(options: Options) -> str:
-    """Return the format of a key, or the place it is read from if the `key` option is set."""
+    """Return the format of a key or, if the `key` option is set, the place that the key is read from."""
     if options.key is not None:
         with override(None):
             return str(getattr(options.key, "source", f"read by {dotted_name(options.key)}"))

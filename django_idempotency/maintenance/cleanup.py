@@ -137,7 +137,7 @@ def free_harmless(alias: str, batch_size: int) -> int:
 
 
 def fail_harmless(keys: QuerySet[IdempotencyKey]) -> int:
-    """Mark as failed the keys that are still stuck, and return how many were marked. Their rows must be locked.
+    """Mark still-stuck keys as failed, and return their number. Their rows must be locked.
 
     The state is checked again, because a worker may have started an external call before the rows were locked. Marked
     keys are kept for at least one more `ttl`.

@@ -1,7 +1,7 @@
 """A key's audit trail of decisions, stored in a column of the key's row and deleted with the row.
 
-Each entry says what was decided and when and, if known, by whom and why. Steps that were in doubt are copied
-into the entry, because a decision can delete them.
+Each entry says what was decided and when. If known, it also says who made the decision and why. Steps that were in
+doubt are copied into the entry, because a decision can delete them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def correctable(key: IdempotencyKey) -> set[str]:
 def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
     """Return the new text for the `decisions` column, with this decision added.
 
-    A trail whose encryption key is lost becomes the first entry of the new trail, unchanged.
+    A trail whose encryption key is lost is kept unchanged as the first entry of the new trail.
     """
     try:
         trail = _entries(row)

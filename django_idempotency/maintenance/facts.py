@@ -54,7 +54,7 @@ class Facts(Seen):
     @cached_property
     def unkeyed(self) -> list[str]:
         """The calls in doubt that "retry-keyed" does not repeat, because they were started at least once without a
-        derived key, or because their first start was so long ago that the other side may have forgotten the key.
+        derived key, or because they were first started so long ago that the other side may have forgotten the key.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
@@ -93,10 +93,10 @@ class Facts(Seen):
     def needs_word(self, action: str) -> bool:
         """Whether a person must confirm this action, after looking at what the earlier attempts have done.
 
-        A release lets the next retry repeat what is in doubt. With the "retry" policy, it needs no confirmation unless
-        a write is in doubt or the key is in progress without a lease. An answer removes the key from all lists of
-        keys that need attention, so it needs a confirmation while the key is in doubt or half done: a customer may have
-        paid without getting an order.
+        A release lets the next retry repeat what is in doubt. With the "retry" policy, it needs confirmation only if
+        a write is in doubt, or if the key is in progress and has no lease. An answer removes the key from all lists of
+        keys that need attention. If the key is in doubt or half done, the answer must therefore be confirmed, because a
+        customer may have paid without getting an order.
         """
         if action == "release":
             on_hold = bool(self.in_doubt) and self.row.policy != IdempotencyKey.Policy.RETRY
@@ -127,5 +127,5 @@ def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[F
 
 
 def with_lost(steps: QuerySet[IdempotencyStep]) -> QuerySet[IdempotencyStep]:
-    """Annotate each step with `lost`, which says whether its value was lost, without reading the values."""
+    """Annotate each step with `lost`, which says whether its value was lost. The values are not read."""
     return steps.annotate(lost=ExpressionWrapper(LOST, BooleanField()))

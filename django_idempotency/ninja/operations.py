@@ -154,7 +154,7 @@ def _context(args: tuple[Any, ...]) -> Any:
 
 
 def converted(operation: Operation, request: HttpRequest, result: Any, temporal: Any = None) -> Any:
-    """Return an operation's result as a response, with the headers that it has set on the `temporal` response."""
+    """Return an operation's result as a response, with the headers that the operation set on `temporal`."""
     if not isinstance(temporal, HttpResponse):
         temporal = operation.api.create_temporal_response(request)
     return operation._result_to_response(request, result, temporal)

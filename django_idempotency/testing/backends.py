@@ -7,7 +7,7 @@ from ..engine.conf import backend_for, get_settings
 
 
 def clear_backends() -> None:
-    """Forget the keys in each `MemoryBackend` of `BACKENDS`, which a `TestCase`'s rollback does not reach.
+    """Forget the keys in each `MemoryBackend` of `BACKENDS`, because a `TestCase`'s rollback does not remove them.
 
     Call it before each test, in a fixture or in `setUp`. Other backends are left alone.
     """

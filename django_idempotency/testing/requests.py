@@ -90,7 +90,7 @@ class Request:
         return Reply(send(self.path, **{name: value for name, value in arguments.items() if value is not None}))
 
     def _body(self, carried: Any) -> Any:
-        """The body, merged with `carried`, the data that `with_key` returned: some fields or a whole body."""
+        """The body, merged with `carried` (the data from `with_key`, which is either some fields or a whole body)."""
         data = copy.deepcopy(self.data)  # a client reads files to the end
         if carried is None or (isinstance(carried, dict) and isinstance(data, dict | None)):
             body = data if carried is None else {**(data or {}), **carried}
@@ -140,8 +140,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
     """Copy a Django client with its cookies. Other clients are returned as they are.
 
     A retry must send the same cookies as the first request, because a real client that retries has received neither the
-    response nor any new cookies that it set. With `raises=False`, the copy does not raise exceptions from views,
-    because a client would also raise those from other threads.
+    first response nor its cookies. With `raises=False`, the copy does not raise exceptions from views, because a client
+    would also raise exceptions from views that run in other threads.
     """
     if not isinstance(client, Client):
         return client

@@ -19,7 +19,7 @@ MAX_SECONDS = 100 * 365 * 86400
 
 
 class Unset:
-    """Marks an option that a layer leaves to the next one.
+    """Marks an option that is not set in a layer, so that the next layer is consulted.
 
     The layers are the action, the class, its base classes, the settings and the default.
     """
@@ -57,13 +57,13 @@ def declared(cls: Any) -> dict[str, Field[Any]]:
 
 
 def refuse_impossible(place: str, declaration: Field[Any], value: Any) -> None:
-    """Raise `IdempotencyConfigurationError`, naming the `place`, if the declaration does not allow the value."""
+    """If the declaration does not allow the value, raise `IdempotencyConfigurationError`, naming the `place`."""
     if (problem := declaration.metadata["check"](value)) is not None:
         raise IdempotencyConfigurationError(f"{place}: {problem}")
 
 
 def refuse_unknown(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise `IdempotencyConfigurationError`, suggesting the most similar name, if `name` is not a known name."""
+    """If `name` is unknown, raise `IdempotencyConfigurationError`, suggesting a similar known name if there is one."""
     if name not in known:
         guess = get_close_matches(name, known, n=1)
         hint = f" Did you mean {guess[0]!r}?" if guess else ""
@@ -142,7 +142,10 @@ BACKENDS = must(
 
 
 def encryption_keys(value: Any) -> str | None:
-    """Check that a value is a non-empty tuple of Fernet keys, importing `cryptography` only if there are any."""
+    """Check that a value is a non-empty tuple of Fernet keys.
+
+    `cryptography` is imported only if the tuple is not empty.
+    """
     if not isinstance(value, tuple) or not value:
         return "must be a list of at least one Fernet key. To switch encryption off, leave the setting out."
     try:

@@ -1,4 +1,4 @@
-"""Crossing between `def` and `async def`: queries stay in the connection's thread, coroutines on the event loop."""
+"""Calls between `def` and `async def`: queries run in the connection's thread, and coroutines on the event loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 class NoBridgeAbove:
     """Hide an outer `async_to_sync` call from asgiref while work runs in a transaction.
 
-    Django wraps such a call around every async view under WSGI and, under ASGI, around every async view below a sync
+    Under WSGI, Django wraps such a call around every async view; under ASGI, only around async views below a sync
     middleware. A task that the work starts can outlive the work, as the other tasks in an `asyncio.gather` do when one
     of them fails. Such a task's next query would run in the outer call's thread, on the work's connection, whose
-    transaction would have ended by then. The query would be committed by itself, and if the work was rolled back, its
+    transaction would have ended by then. The query would be committed separately, so if the work was rolled back, a
     retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError` instead.
     """
 

@@ -191,8 +191,8 @@ def once_options(options: Mapping[str, Any]) -> Idempotency:
 def patience(options: Idempotency) -> timedelta | float:
     """Return how long a duplicate waits inside `@once`.
 
-    If the lease is longer than `PATIENCE`, the duplicate waits as long as the lease lasts, because a killed worker
-    leaves its key leased until the lease expires.
+    If the lease is longer than `PATIENCE`, the duplicate waits for the full length of the lease, because the key of a
+    killed worker stays locked until its lease expires.
     """
     for layer in (options, get_settings().options):
         if "wait" in layer.given():
@@ -259,7 +259,7 @@ def _asks_for_operation(function: Callable[..., Any]) -> bool:
 
 
 def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> Finished[Any]:
-    """Return what `reconcile` answered, as the work's final result.
+    """Return the answer from `reconcile` as the work's final result.
 
     Raises:
         IdempotencyConfigurationError: `reconcile` returned something other than a `Result`.
@@ -290,10 +290,10 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
 
 
 def _exactly(value: Any) -> Any:
-    """Encode a value that JSON cannot represent. Unlike Django's encoder, keep the microseconds of a timestamp."""
+    """Encode a value that JSON cannot represent. Keep a timestamp's microseconds, which Django's encoder truncates."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder truncates microseconds to milliseconds. To keep old fingerprints valid, a time is encoded
-    # differently only if truncation would change it.
+    # Django's encoder truncates microseconds to milliseconds. Only a time that this would change is encoded
+    # with `isoformat()`, so that old fingerprints remain valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
 
 

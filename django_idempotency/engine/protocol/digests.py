@@ -54,8 +54,9 @@ class Identity:
 
     The scope and key are empty if a request carries no usable key.
 
-    `key_hash` is the first 8 bytes of the key's SHA-256, `scope_hash` the first 8 bytes of the `digest` of all three.
-    No two rows in the key table share both. On PostgreSQL, `scope_hash` also serves as the key's advisory lock number.
+    `key_hash` is the first 8 bytes of the key's SHA-256 hash, and `scope_hash` is the first 8 bytes of the `digest` of
+    all three. No two rows in the key table share both. On PostgreSQL, `scope_hash` also serves as the key's advisory
+    lock number.
     """
 
     scope: str
@@ -95,7 +96,7 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 
 
 def derived_key(identity: Identity, step: str, namespace: str) -> str:
-    """Return the UUID (version 5, RFC 9562) of one external call, the same in every attempt, process and release.
+    """Return an external call's UUID (version 5, RFC 9562), which is the same in every attempt, process and release.
 
     It is created in the `DERIVED` namespace from a `digest` that covers the scope, operation, key and step, plus the
     project's `NAMESPACE` if one is set.

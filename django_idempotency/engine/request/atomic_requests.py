@@ -3,8 +3,9 @@
 # Note [How the package replaces ATOMIC_REQUESTS]
 With ATOMIC_REQUESTS, Django runs each view inside `atomic(alias)`. A key would then be claimed in a savepoint, and the
 failure of a later COMMIT would go unnoticed. The package therefore opens the transaction instead of Django. The
-`_non_atomic_requests` attribute of a protected callback stops Django from opening one in the key table's database, and
-the package runs unprotected requests to that callback in an `atomic(alias)` of its own.
+`_non_atomic_requests` attribute of a protected callback stops Django from opening one in the key table's database. For
+unprotected requests to that callback, the package itself opens an `atomic(alias)` block.
+
 Django does not allow `async def` views under ATOMIC_REQUESTS. The attribute bypasses that check, so the package runs
 such views in a transaction as well. Otherwise, a request that fails partway through would leave half of its writes
 behind.
@@ -38,7 +39,7 @@ class TakenOver(set[str]):
         self.layers = layers
 
     def alias(self) -> str | None:
-        """Return the alias that is taken over from Django.
+        """Return the alias of the database in which the package, instead of Django, opens the transaction.
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """

@@ -69,7 +69,7 @@ Reader = Callable[[Any, Options, str], Any]
 class Unparsable(Exception):
     """There is no parsed data to compare, so the bytes are compared.
 
-    A body that is declared as JSON may not be valid JSON. It isn't refused, because some views can read it anyway.
+    A body that is declared as JSON but isn't valid JSON is not refused, because some views can read it anyway.
     """
 
 
@@ -93,7 +93,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     """
     chosen = options.fingerprint
     method = (request.method or "").upper()
-    # A middleware may choose a URLconf for each host, and the same path then leads to different views.
+    # Middleware can set a different URLconf for each host, so the same path can lead to different views.
     urlconf: Any = getattr(request, "urlconf", None)
     if isinstance(name := getattr(urlconf, "__name__", urlconf), str):
         method += f" {name}"
@@ -122,9 +122,9 @@ def _captured(request: HttpRequest, operation: str) -> str:
     The operation's keys survive if the route is renamed, and a request about one object never gets the response for
     another, even with the same key.
 
-    The target is the path instead if the arguments are unknown, or if the text of one may differ in a retry. It is also
-    the path if the option is set to the operation's default name, which a project does in order to keep using the keys
-    that are already stored.
+    If the arguments are unknown, or if an argument's text may differ in a retry, the target is the path instead. The
+    same applies if a project sets the option to the operation's default name in order to keep using the keys already
+    stored.
     """
     match_: Any = request.resolver_match
     args, kwargs = getattr(match_, "args", None), getattr(match_, "kwargs", None)
@@ -137,7 +137,7 @@ def _captured(request: HttpRequest, operation: str) -> str:
 
 @lru_cache(maxsize=16)  # nearly all requests have the same content type
 def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, default: str) -> str:
-    """Return the content type's parameters and the charset that Django decodes the body with, as a string.
+    """Return one string with the content type's parameters and the charset that Django uses to decode the body.
 
     The boundary is left out, because each retry has a new one. If no charset is given, Django's default is used.
     """
@@ -199,7 +199,7 @@ def _form(request: HttpRequest, read: Callable[[], Any]) -> Any:
     try:
         form = read()
     except (LookupError, ValueError) as error:
-        # The form's charset is unknown to Python, or is a codec that does not return text.
+        # Python doesn't know the form's charset, or its codec for that charset does not return text.
         raise exceptions.BadRequest("The form of this request cannot be read.") from error
     _refuse_incomplete(request, getattr(request, "_stream", None), empty=not form)
     return form
@@ -327,7 +327,7 @@ _DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
-    """Turn a value from a framework's parser into dicts, lists and the like; different values stay different.
+    """Turn a value from a framework's parser into dicts, lists and similar types, keeping different values distinct.
 
     Raises:
         TypeError: for an object that is neither JSON nor a file, bytes or a Decimal.
@@ -343,7 +343,7 @@ def plain(value: Any) -> Any:
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
-    """Return a dict with a list of values for each name, because a form can contain a name several times."""
+    """Return a dict with a list of values for each name, because a form can contain a name more than once."""
     return plain(_by_name((name, item) for form in forms for name, items in form.lists() for item in items))
 
 

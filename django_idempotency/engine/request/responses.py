@@ -52,7 +52,7 @@ def capture(response: HttpResponseBase, options: Options) -> Snapshot:
 
     For a streaming response, or one that is too large, only the status and `Location` are stored. With
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
-    or a link to reset a password.
+    or a password reset link.
     """
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -104,7 +104,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def accepted(alias: str, identity: Identity) -> HttpResponse:
-    """Return the 202 response to a duplicate: the running request's state, and a link to its status page.
+    """Return the 202 response for a duplicate, with the running request's state and a link to its status page.
 
     The page returns 404 once the key's row is gone; the client should then send its request again.
     """

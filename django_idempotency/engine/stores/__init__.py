@@ -65,7 +65,7 @@ def _database(connection: Any) -> str:
     name = str(connection.display_name)
     if name == "PostgreSQL" and _is_citus(connection):
         return "Citus"
-    # Django calls TiDB and Vitess "MySQL", but recognizes MariaDB.
+    # Django identifies TiDB and Vitess as MySQL, but can tell MariaDB from MySQL.
     version = connection.mysql_server_info.lower() if name == "MySQL" else ""
     return next((name for name in UNTESTED if name.lower() in version), name)
 

@@ -41,8 +41,8 @@ transaction was committed, so there is a rule for each case:
 * The claim: the error propagates, and the work does not run. If the claim was committed, the key is locked until its
   lease expires.
 * The start of a call: the error propagates, and the call is not made. If the start was committed, the call is in doubt.
-* The result of a call: the worker stores it again on a new connection. If it has already been committed, the second
-  attempt finds that the step has a result, and is rolled back.
+* The result of a call: the worker stores it again on a new connection. If the result was committed after all,
+  the second attempt is rolled back when it finds that the step already has a result.
 * A local write: the error propagates, and the key is marked as failed. The next attempt finds the write's step only if
 the write was committed.
 * The completion of the key: the worker tries to mark the key as failed. If the key was completed after all, this is
@@ -78,7 +78,7 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class KeptStep(NamedTuple):
-    """A stored step, as an attempt finds it. A finished call without a result has lost its value."""
+    """A stored step, as seen by an attempt. A finished call without a result has lost its value."""
 
     kind: str
     finished: bool
@@ -86,7 +86,10 @@ class KeptStep(NamedTuple):
 
 
 class NotRepeatable(Exception):
-    """A call in doubt must not be made again: a start carried no derived key, or the first start was too long ago."""
+    """A call in doubt must not be made again.
+
+    Either the new start or an earlier one has no derived key, or the first start was too long ago.
+    """
 
 
 class AlreadyFinished(Exception):
@@ -198,7 +201,8 @@ class Journal:
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
         """Record the result of a call. None means that its value is lost. Raises `LeaseLost`.
 
-        To a caller that tries again after a database error, `AlreadyFinished` means success. See Note [Lost answers].
+        A caller that tries again after a database error can treat `AlreadyFinished` as success. See Note [Lost
+        answers].
         """
         with self._atomic():
             self.fence(claimed, unknown=-1, effects=1)
@@ -206,7 +210,7 @@ class Journal:
                 raise AlreadyFinished
 
     def enter_lost(self, claimed: Claimed, name: str, result: str) -> None:
-        """Store the value of a finished call whose value had been lost. Raises `LeaseLost`."""
+        """Store the lost value of a finished call. Raises `LeaseLost`."""
         with self._atomic():
             self.fence(claimed)
             steps_of(self.alias, claimed).filter(LOST, name=name).update(result=seal(claimed, "result", result, name))
@@ -219,7 +223,7 @@ class Journal:
             self._add(claimed, name, Kind.FETCH, **kept)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
-        """Store the error of a call whose outcome is unknown, unless this attempt has lost its claim."""
+        """Store the error from a call whose outcome is unknown, unless this attempt has lost its claim."""
         with suppress(LeaseLost), self._atomic():
             self.fence(claimed)
             self._unfinished(claimed, name).update(error=seal(claimed, "error", error, name))
@@ -307,7 +311,7 @@ LOST = Q(kind=Kind.CALL, finished_at__isnull=False, result=None)
 
 
 def recognizable(keys_last: float) -> Q:
-    """A call that "retry-keyed" may make again, because the other side still knows its key."""
+    """A call that may be made again under "retry-keyed", because the other side still knows its key."""
     return Q(keyed=True, started_at__gt=Clock(plus=-keys_last))
 
 
