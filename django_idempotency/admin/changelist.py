@@ -45,7 +45,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 class BoundedChangeList(ChangeList):
     """Shows the newest keys first, or the oldest first if the list contains only keys that need attention.
 
-    `?o=` cannot change the order, because that would sort the whole table.
+    `?o=` cannot change the order, because that would mean sorting the whole table.
     """
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
@@ -54,7 +54,7 @@ class BoundedChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
         """Apply the search and the other filters, then the state filter.
 
-        Filtering by a state that has no index, or by anything but a state, looks only at the latest 100,000 keys.
+        Unless the keys are filtered by a state that has an index, a filter covers only the latest 100,000 keys.
         A search covers all keys, because it uses indexes.
         """
         found = super().get_queryset(request, exclude_parameters)

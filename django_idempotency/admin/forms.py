@@ -112,7 +112,7 @@ class DecisionForm(forms.Form):
 
 
 class ReleaseForm(DecisionForm):
-    """Releases a key, so that the next retry runs. If a charge is in doubt, that can charge the customer twice."""
+    """Releases a key, so that the next retry runs. This can charge the customer twice if a charge is in doubt."""
 
     name, label = "release", _("Release for retry")
     explanation: Any = _(
@@ -140,7 +140,7 @@ class ReleaseForm(DecisionForm):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A half-done key continues without a release, and an undecryptable key would still fail after a release."""
+        """A half-done key can continue without being released; an undecryptable key would fail even if released."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod

@@ -1,13 +1,15 @@
-"""Delete what is stored about a caller: one key, so that the next request with it runs, or everything, if someone
-wants their personal data erased.
+"""Delete what is stored about a caller.
+
+`forget` deletes one key, so that the next request with that key runs. `forget_scope` deletes everything, for example
+when someone wants their personal data erased.
 
 # Note [What is never forgotten]
 `forget` and `forget_scope` do not delete a key that is in progress, because a worker may be processing it. They also
-keep a failed key that has a finished call or a step in doubt: without it, the next retry would make the call a second
-time. A key that is in progress without a lease is also kept, because its code ended its own transaction and was then
-interrupted. `Forgotten.kept` counts all of these. With `include_unsettled`, keys that are stuck, in doubt or
-half done are also deleted; only those with a live lease or a locked row are kept. After that, the database has no
-record of the calls that were made under a deleted key.
+keep a failed key that has a finished call or a step in doubt: if the key were deleted, the next retry would run that
+call or step again. A key that is in progress but has no lease is kept because some of its work may have been
+committed: the code ended its own transaction and was then interrupted. `Forgotten.kept` counts all of these. With
+`include_unsettled`, keys that are stuck, in doubt or half done are also deleted; only those with a live lease or a
+locked row are kept. After that, the database has no record of the calls that were made under a deleted key.
 
 In atomic mode a key is committed at the end of the request, so `forget` cannot find it while the request is running.
 """
@@ -68,7 +70,7 @@ def forget(
 ) -> Forgotten:
     """Delete what is stored under one key of one caller. The next request with that key runs as a new request.
 
-    It looks the key up in the unique index, and runs in one transaction, or in a savepoint of an outer `atomic()`
+    It looks the key up in the unique index, and runs in one transaction, or in a savepoint inside an outer `atomic()`
     block.
 
     Args:
@@ -109,7 +111,7 @@ def forget_scope(
 
     Revoke the caller's access first: a request that is still running can store its key after the deletion. The query
     uses the index on `scope` and locks only the rows of this scope. Each batch runs in one transaction, or in a
-    savepoint of an outer `atomic()` block.
+    savepoint inside an outer `atomic()` block.
 
     Args:
         scope: the scope as the endpoint's `scope=` returns it, or as the admin shows it. For a user,
@@ -172,7 +174,7 @@ def _forget(
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
     with transaction.atomic(using=rows.db):
         # The rows are locked before their states are examined. Rows that are already locked are skipped, because
-        # a new attempt may be starting on them.
+        # another request may be starting a new attempt.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
         seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
         gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]

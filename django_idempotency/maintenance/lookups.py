@@ -68,8 +68,9 @@ def stuck(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds, with a step that may or may not have taken effect.
 
-    They come in no particular order. Keys in progress without a lease are included once their `ttl` has passed. The
-    view of such a key ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then failed.
+    They come in no particular order. Keys in progress without a lease are included once their `ttl` has passed. For
+    such a key, the view ended its own transaction, for example with a raw COMMIT or with DDL on MariaDB, and then
+    failed.
     The query reads the partial indexes on failed keys and on leased keys, and the index on `expires_at`.
     """
     return _in(IN_DOUBT, using)
@@ -78,7 +79,7 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
     """Find keys that no worker holds and that have no final result, although an external call has finished.
 
-    They come in no particular order. None of their steps is in doubt, and they do not expire before they are completed.
+    They come in no particular order, have no step in doubt, and do not expire before they are completed.
     The query reads the partial indexes on failed keys and on leased keys.
     """
     return _in(HALF_DONE, using)
@@ -106,7 +107,7 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 
     The result is None if the database isn't PostgreSQL. A single query reads PostgreSQL's list of locks; it does not
     read any table. It finds every transaction that holds an advisory lock and has written to the key table. This
-    includes the transaction of a step or a cleanup in which your project has taken an advisory lock.
+    includes the transaction of a step or a cleanup if your project has taken an advisory lock in that transaction.
     """
     return store_for(alias_for(using)).running()
 
@@ -123,7 +124,7 @@ def refers_to(text: str) -> Q:
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return the keys that have not changed for `older_than` seconds, starting with those unchanged the longest.
+    """Return the keys that have not changed for `older_than` seconds, least recently changed first.
 
     Raises `ValueError` if `older_than` is less than 0 or more than a century.
     """

@@ -83,8 +83,8 @@ class RestFrameworkAdapter(Adapter):
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
         """Return the rendered response that REST framework produces for an exception.
 
-        Its exception handler and its renderer run in separate transactions: the default handler calls `set_rollback()`,
-        after which the renderer could not query the database.
+        The exception handler and the renderer run in separate transactions: the default handler calls `set_rollback()`,
+        so in a shared transaction, the renderer would be unable to query the database.
         """
         if type(error) is type(vars(call.asked_with).get(UNPARSED)):
             raise error  # the parser's error must roll back the claim

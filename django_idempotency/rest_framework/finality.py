@@ -2,16 +2,17 @@
 
 # Note [A response is finalized once]
 `APIView.dispatch` finalizes the response that a handler returns, and passes any exception that it raises to the
-exception handler. In a protected view, both already happen before the handler returns, because the response is stored
+exception handler. In a protected view, both have already happened when the handler returns: the response is stored
 in the handler's transaction, and a stored response must reach the client unchanged. `dispatch` has no option to skip
 these steps, and the project may have its own `finalize_response` and `handle_exception`. A protected view's class is
 therefore given new versions of both methods. They return a final response unchanged, re-raise a final exception, and
-call the original methods for everything else. `IdempotencyMixin` adds them to each class when the class is created. The
-class of a handler with `@idempotent` is not ours, so they are added when the first request reaches it.
+call the original methods for everything else. `IdempotencyMixin` adds them to each class when the class is created. If
+a class has a handler with `@idempotent` but does not inherit the mixin, they are added when the first request reaches
+that handler.
 
 The view object itself is not changed. Replacing its class with a subclass would run the project's `__init_subclass__`
-and metaclass again, and raising an exception to carry the response past `dispatch` would roll back an
-`atomic()` block around it.
+and metaclass again. Raising an exception to carry the response past `dispatch` would roll back any `atomic()` block
+around `dispatch`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def settle(view: Any, request: Any, final: Any) -> None:
 
 
 def guard(view_class: Any) -> None:
-    """Make a class's views pass on final results unchanged. See Note [A response is finalized once]."""
+    """Wrap two methods of a view class so that they leave final results unchanged.
+
+    See Note [A response is finalized once].
+    """
     for name, guarded in (("finalize_response", _finalize_response), ("handle_exception", _handle_exception)):
         own = vars(view_class).get(name)
         if own not in _guards:
@@ -62,7 +66,7 @@ def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_final(request: Any, candidate: Any) -> bool:
-    """Return whether the view must pass this on unchanged. If so, the request drops its reference to it."""
+    """Return whether the view must leave `candidate` unchanged. If so, the request drops its reference to it."""
     attributes = getattr(getattr(request, "_request", request), "__dict__", {})
     if FINAL not in attributes or attributes[FINAL] is not candidate:
         return False

@@ -39,8 +39,8 @@ def create_key(
     """Write a row into the key table, as if an earlier request with this key had left it there. The next request finds
     it.
 
-    The row is written in one transaction, or in a savepoint of an outer `atomic()` block. It has no fingerprint, so it
-    matches any request with this key.
+    The row is written in one transaction, or in a savepoint inside an outer `atomic()` block. It has no fingerprint, so
+    it matches any request with this key.
 
     Args:
         key: the key that the client sends, without quotes; default: a new UUID.

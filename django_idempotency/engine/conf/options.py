@@ -1,4 +1,4 @@
-"""Which options can be set for a protected endpoint? `Idempotency` declares each one's type, default and check."""
+"""Which options can be set for a protected endpoint? `Idempotency` declares the type, default and check of each."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Idempotency:
 
     @property
     def outlived_by_gateways(self) -> bool:
-        """Whether a retry may run the view again while a gateway still remembers its derived keys.
+        """Whether a retry could run the view again while a gateway still remembers the first run's derived keys.
 
         `late_keys="refuse"` rules that out, because it refuses such a retry.
         """

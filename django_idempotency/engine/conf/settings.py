@@ -148,7 +148,7 @@ def resolve(*layers: Idempotency) -> Options:
 
 
 def backend_for(name: str) -> KeyValueBackend:
-    """Return the backend with this name. It is made when first needed, without connecting to its server.
+    """Return the backend with this name. It is created on first use, without connecting to its server.
 
     Raises:
         IdempotencyConfigurationError: `BACKENDS` has no such name, or the class that it names isn't a backend.

@@ -154,7 +154,10 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def decides_by_request(cls: Any) -> bool:
-    """Return whether the class overrides `get_idempotency_options`, so that its options can differ by request."""
+    """Return whether the class overrides `get_idempotency_options`.
+
+    If so, its options can vary from request to request.
+    """
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
 
@@ -195,6 +198,7 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
 def _declared_layers(cls: Any, nearest: Declared) -> tuple[Any, ...]:
     """Return the `idempotency` attribute of the class and of each base class that sets it, in MRO order.
 
-    `nearest` is in the cache key only so that a test that replaces the attribute doesn't get an old result.
+    `nearest` is part of the cache key only for tests: a test that replaces the attribute would otherwise get an old
+    result.
     """
     return tuple(vars(base)["idempotency"] for base in cls.__mro__ if "idempotency" in vars(base))

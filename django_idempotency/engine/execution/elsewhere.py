@@ -1,13 +1,14 @@
 """Running work whose key lives in a backend, outside the database.
 
-The claim expires with the lease, by the backend's clock, unless the result replaces it. Nothing ties the work's effects
-to the claim or to the result, so the work runs at least once. For `ttl` seconds, a retry finds the result.
+Unless the result replaces it first, the claim expires with the lease, according to the backend's clock. Nothing ties
+the work's effects to the claim or to the result, so the work runs at least once. For `ttl` seconds, a retry finds
+the result.
 
 # Note [Who holds the key]
 A swap has taken effect if it found the value that it expected, or the value that it was meant to store. Each value
 includes its attempt's random token, so repeating a swap whose answer was lost is harmless. If a worker's claim is gone
-and no other has replaced it, nothing is lost: the worker tries once more, and expects no value this time. A worker that
-finds another token has been overtaken, and its client gets what a duplicate would get.
+and no other claim has replaced it, nothing is lost: the worker tries once more, this time expecting that no value
+exists. A worker that finds another token has been overtaken, and its client gets what a duplicate would get.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class _Key:
         return finished
 
     def release(self) -> None:
-        """Free the key. If the backend fails, leave the key until its lease expires. Raises `_Overtaken`."""
+        """Free the key. If the backend fails, the key stays claimed until its lease expires. Raises `_Overtaken`."""
         try:
             self.put(None, 0)
         except _Overtaken:

@@ -89,7 +89,7 @@ class Operation:
 
     @property
     def in_doubt(self) -> tuple[str, ...]:
-        """The names of calls that were started but have no result, and so may or may not have taken effect."""
+        """The names of calls that were started but have no result and so may or may not have taken effect."""
         return tuple(sorted(self._doubts))
 
     @property
@@ -126,8 +126,8 @@ class Operation:
     def refer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
         """Store a reference to the object that the key is about, such as an order.
 
-        The admin, events and logs show it, and the admin can find the key by it. A second call replaces the first
-        reference.
+        The admin, events and logs show the reference, and you can use it to search for the key in the admin. A second
+        call replaces the first reference.
 
         In atomic mode the reference is stored with the result, without an extra statement. In leased mode an extra
         statement checks the fence and stores the reference immediately. To commit the reference together with a `write`
@@ -263,8 +263,8 @@ class Operation:
     async def acall(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`call` for `async def` views. A `def` function runs in a thread.
 
-        If the request is cancelled, this still waits for `function`, for at most the length of a lease, and stores its
-        result. Give the call itself a time limit.
+        If the request is cancelled, this still waits up to the length of a lease for `function` to return, and stores
+        its result. Give the call itself a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return await until_done(call, at_most=self._lease)
@@ -385,7 +385,7 @@ class Work(Protocol[T]):
     """Work that runs once, and that decides which of its results are final."""
 
     def run(self, operation: Operation) -> Finished[T]:
-        """Do the work, which in atomic mode happens inside the claim's transaction. Only leased work can use steps.
+        """Do the work; in atomic mode, it runs inside the claim's transaction. Only leased work can use steps.
 
         Raises:
             Exception: whatever the work raises. The work's writes are rolled back.
@@ -425,9 +425,9 @@ def encode(value: Any) -> str:
     try:
         if isinstance(value, models.Model):
             kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
-        # Python would write NaN and Infinity, which JSON does not have.
+        # Python would write NaN and Infinity, which are not valid JSON.
         return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
-    except Exception as error:  # fields may raise anything, and a call that moved money must be marked as done
+    except Exception as error:  # a field may raise any exception, and a call that moved money must be marked as done
         raise ResultNotStorable(
             f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
             "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "

@@ -16,7 +16,7 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 # RFC 9651 section 3.3.3: printable ASCII in double quotes, with only quotes and backslashes escaped.
 _STRING = r'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
-# Parameters are ignored, and may therefore be slightly invalid. A value is a string, a byte sequence, or unquoted text,
+# Parameters are ignored, so they need not be strictly valid. A value is a string, a byte sequence, or unquoted text,
 # which may contain nearly any visible character.
 _VALUE = rf"%?{_STRING}|:[A-Za-z0-9+/=]*:|[!#-+\--9<-~][!#-+\--:<-~]*"
 _PARAMETERS = rf"(?:;\x20*[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
@@ -99,8 +99,8 @@ def is_late(key: str, ttl_seconds: float, now: float) -> bool:
     """Return whether a version 7 UUID is older than `ttl_seconds`, in which case its row may already have been deleted.
 
     A time more than `MAX_AHEAD` seconds in the future also counts as late. The UUID's first 48 bits are the
-    milliseconds since 1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because that
-    clock also decides when a row expires.
+    milliseconds since 1970 (RFC 9562 section 5.7). `now` is the database's time in seconds since 1970, because the
+    database's clock also decides when a row expires.
     """
     made = (UUID(key).int >> 80) / 1000
     return made < now - ttl_seconds or made > now + MAX_AHEAD

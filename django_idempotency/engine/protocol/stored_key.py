@@ -4,10 +4,10 @@ A store reads the row and calls `decide`. If the last attempt failed or was aban
 
 # Note [A committed claim without a lease]
 In atomic mode, one COMMIT stores a claim together with its result, so a committed row is normally no longer
-IN_PROGRESS. It is still IN_PROGRESS if the work ends the transaction in which it runs (with a raw COMMIT, with DDL on
-MariaDB, or with `executescript` on SQLite) and is then interrupted. Everything that it wrote before that COMMIT stays
-in the database: a retry must not run the work again. The outcome of each retry is `InDoubt`, and a person has to
-look at the data. If it were `Conflicted`, the client would retry forever.
+IN_PROGRESS. It is still IN_PROGRESS if the work commits the transaction in which it runs and is then interrupted. A
+raw COMMIT, DDL on MariaDB, and `executescript` on SQLite all commit it. Everything that the work wrote before that
+COMMIT stays in the database, so a retry must not run the work again. The outcome of each retry is `InDoubt`, and a
+person has to look at the data. If it were `Conflicted`, the client would retry forever.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
         # The hashes match, but the caller, operation or key does not. The refusal must reveal nothing about this row.
         return outcomes.Mismatched()
     if stored.expired:
-        # A dated key with an expired row is known to have run. Its date alone might not show that, because `ttl` may
-        # have been raised since.
+        # If a dated key has an expired row, its work is known to have run. The date alone might not show that,
+        # because `ttl` may have been raised since.
         return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
@@ -109,11 +109,13 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) ->
     """Return the outcome for a key whose last attempt failed or was abandoned. The store has locked its row.
 
     A write in doubt is never repeated, because that would write twice. A call in doubt is repeated if `on_abandoned`
-    allows it. A call that must not be repeated holds the whole key, unless the project's `reconcile` is called first.
+    allows it. If a call must not be repeated, the whole key stays in doubt, unless the project's `reconcile` is
+    called first.
     """
     held = [doubt for doubt in doubts if not (doubt.is_call and (wanted.reconciles or _may_repeat(doubt, wanted)))]
     if held:
-        # `InDoubt` does not change the attempt number, so the previous worker, if alive, can store its call's result.
+        # `InDoubt` does not change the attempt number, so the previous worker, if it is still alive, can store its
+        # call's result.
         unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and wanted.policy == "retry-keyed")
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource, unkeyed=unkeyed)
     return outcomes.Claimed(

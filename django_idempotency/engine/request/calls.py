@@ -42,7 +42,7 @@ class Call:
         self.kwargs = kwargs
         self.options = options
         self.asked_with = request if asked_with is None else asked_with
-        # A middleware may have changed it to lower case, which Django's views accept.
+        # A middleware may have lowercased the method; Django's views accept that.
         self.method = (request.method or "").upper()
 
     def operation_name(self) -> str:
@@ -60,7 +60,7 @@ class Call:
         return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
-        """Decide from the response what happens to the view's writes and to the key."""
+        """Use the response to decide what happens to the view's writes and to the key."""
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:

@@ -99,7 +99,7 @@ class InnoDBStore(Store):
         # wait for it. The key is therefore looked up before the INSERT.
         #
         # Under READ COMMITTED, a subquery of the INSERT looks it up. At other levels, a subquery would lock the gap, so
-        # a separate SELECT looks for it. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
+        # a separate SELECT looks up the key. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
         # looked up at all. INSERT … SELECT is not an option, because it may need the table's AUTO-INC lock.
         sql, values, insert = self._sql, values_of(wanted), self._plain_insert
         if self.reads_committed:
@@ -159,9 +159,9 @@ class MariaDBStore(InnoDBStore):
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
     def look(self, wanted: ClaimRequest) -> Known:
-        # If a transaction on another node commits first, a Galera node may roll ours back before a SELECT on this node
-        # can find the other transaction's rows. After `wsrep_sync_wait`, this node has applied all earlier commits
-        # from the other nodes.
+        # If a transaction on another Galera node commits first, this node may roll ours back before a SELECT can find
+        # the other transaction's rows. After `wsrep_sync_wait`, this node has applied all earlier commits from the
+        # other nodes.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
             self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
         return super().look(wanted)

@@ -203,7 +203,7 @@ class PostgreSQLStore(Store):
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         if connection.needs_rollback or connection.closed_in_transaction:  # it may be back in its pool
             return True
-        # The server may refuse all further statements although Django has seen no error.
+        # The server may refuse all further statements even though Django has seen no error.
         raw: Any = connection.connection
         status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
         return bool(status == IN_ERROR)

@@ -2,7 +2,8 @@
 
 A store uses its alias's connection, inside a transaction that the caller has opened, so everything that the store and
 the view write is committed or rolled back together. All times come from the database's clock. A claim normally doesn't
-wait for another request; `execution/claiming.py` repeats it after a pause, during which no transaction is open.
+wait for another request; instead, `execution/claiming.py` repeats the claim after a pause, during which no transaction
+is open.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Store(ABC):
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         """Whether this claim's transaction has ended without Django noticing.
 
-        From then on, the database commits each statement by itself.
+        From then on, the database commits each statement separately.
         """
         return self.has_no_transaction(connection)
 
@@ -149,7 +150,10 @@ class Store(ABC):
     # --- public methods
 
     def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
-        """Claim the key, or return why that is not possible. This must be the first statement of its transaction."""
+        """Claim the key, or return the reason why it can't be claimed.
+
+        This must be the first statement of its transaction.
+        """
         try:
             # Try twice, in case another transaction has changed or deleted the row in the meantime.
             for _ in range(2):
@@ -160,7 +164,7 @@ class Store(ABC):
         return Conflicted()
 
     def look(self, wanted: ClaimRequest) -> Known:
-        """Return the outcome a duplicate of this request would get now. Claims and locks nothing."""
+        """Return the outcome that a duplicate of this request would get now. Claims and locks nothing."""
         stored = self._stored(self._sql.look, wanted)
         outcome = Conflicted() if stored is None else decide(stored, wanted)
         return Conflicted() if isinstance(outcome, TakeOver | Resume) else outcome
@@ -216,7 +220,8 @@ class Store(ABC):
         """Delete up to `batch_size` expired keys in the current transaction.
 
         Returns how many keys were deleted, and the `not_before` to pass next time. With it, the next batch skips the
-        index entries of deleted rows, which stay for hours while a long transaction holds an old snapshot.
+        index entries of deleted rows; a long transaction that holds an old snapshot can keep these entries around for
+        hours.
         """
         sql, connection = self._sql, self.connection
         columns = [sql.k[name] for name in (*REFERENCE, "policy", "expires_at")]
@@ -303,7 +308,7 @@ class Store(ABC):
                 return outcome
 
     def _unless(self, late: Callable[[float], bool], claimed: Claimed, now: str | float) -> Claimed | TooOld:
-        """Return a new key's claim. If the key is too old to be a new one, free it and return `TooOld`."""
+        """Return a new key's claim. If the key is too old to be accepted as new, free it and return `TooOld`."""
         if late(float(now)):
             self.release(claimed)
             return TooOld()
@@ -335,11 +340,11 @@ class Store(ABC):
         return outcome
 
     def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any, Any]:
-        """Lock the row if its attempt and status are still those of `stored`.
+        """Lock the row if its attempt and status still match `stored`.
 
-        If several requests compete, one gets the lock. Returns a query for the row and three facts about it: whether
-        the row has expired, whether its lease has expired, and how many of its steps have no result. Without the lock,
-        all three are None.
+        If several requests compete, one gets the lock. Returns four values: a query for the row, whether the row has
+        expired, whether its lease has expired, and how many of its steps have no result. Without the lock, the last
+        three are None.
 
         The condition doesn't compare timestamps. Otherwise, if the table is small, the database might use the index on
         `expires_at` and lock a whole range of it.
