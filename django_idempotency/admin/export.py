@@ -1,5 +1,5 @@
 """The filtered list of keys as a CSV file, which you can attach to a ticket, compare with the other side's books, or
-fill in for `resolve_idempotency_keys`.
+complete and pass to `resolve_idempotency_keys`.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ class Reply:
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the response says that the first request is still running: 409, 429, or 202 with the state of that
-        request as JSON.
+        """Whether the response means that the first request is still running.
+
+        It is then 409, 429, or 202 with the state of that request as JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values

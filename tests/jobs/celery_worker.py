@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import django
@@ -15,7 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 django.setup()
 
-from django_idempotency import once  # noqa: E402
+from django_idempotency import ResultNotStorable, once  # noqa: E402
 from tests.shopapp.models import Ledger, Order  # noqa: E402
 
 FOLDER = Path(os.environ["CELERY_FOLDER"])
@@ -51,17 +51,20 @@ def place_order(order: str, delivery: int) -> None:
 def place_orders(batch: str) -> None:
     """Place orders until the time limit, which comes in the middle of one of them, and one more after it.
 
-    Python ignores an exception that strikes in a finalizer, so the loop has an end of its own. Whatever else ends the
-    batch is kept in a file.
+    Python ignores an exception that strikes in a finalizer, so the loop has an end of its own. One that strikes while
+    the result becomes JSON is the cause of another. Whatever else ends the batch is kept in a file.
     """
     end = time.monotonic() + 3
     try:
         with (FOLDER / f"answered-{batch}").open("w", buffering=1) as answered:
-            number = 0
-            with suppress(SoftTimeLimitExceeded):
-                while time.monotonic() < end:
+            try:
+                for number in count():
                     answered.write(place(f"{batch}-{number}") + "\n")
-                    number += 1
+                    if time.monotonic() > end:
+                        break
+            except (SoftTimeLimitExceeded, ResultNotStorable) as error:
+                if not isinstance(error.__cause__ or error, SoftTimeLimitExceeded):
+                    raise
             answered.write(place(f"{batch}-after") + "\n")
     except BaseException:
         (FOLDER / f"ended-{batch}").write_text(traceback.format_exc())

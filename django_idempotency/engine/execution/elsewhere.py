@@ -91,7 +91,7 @@ def _run(work: Work[T], operation: Operation) -> Finished[T]:
         with warned_about_changes(connections, STRAY):
             return work.run(operation)
     except _Overtaken:
-        raise  # the framework must not answer this: the client gets what a duplicate would get
+        raise  # the framework must not handle this: the client gets the same response as a duplicate
     except Exception as error:
         answered = work.answer(error)
         if answered is None:

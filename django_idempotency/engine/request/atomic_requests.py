@@ -39,7 +39,7 @@ class TakenOver(set[str]):
         self.layers = layers
 
     def alias(self) -> str | None:
-        """Return the alias of the database in which the package, instead of Django, opens the transaction.
+        """Return the alias of the database whose transaction is opened by the package rather than by Django.
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """

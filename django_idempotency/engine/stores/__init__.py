@@ -40,7 +40,7 @@ def alias_for(using: str | None) -> str:
 
 @cache  # not lru_cache, which would forget stores in a project with more than 128 aliases
 def store_for(alias: str) -> Store:
-    """Return the store of a database alias. The first call may ask the database whether it has the Citus extension.
+    """Return the store for a database alias. The first call may ask the database whether it has the Citus extension.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.
