@@ -9,7 +9,8 @@
    the payload is.
 6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
    evaluates its response.
-7. The response: the view's own, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone: `sessions.py`.
+7. The response: the view's own, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone:
+   `sessions.py`.
 """
 
 from __future__ import annotations
