@@ -26,11 +26,11 @@ def digest(*parts: bytes | str) -> bytes:
 
     Without the lengths, ("ab", "c") and ("a", "bc") would have the same hash.
     """
-    pieces: list[bytes] = []
+    hashed = b""
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        pieces += len(data).to_bytes(8, "big"), data
-    return sha256(b"".join(pieces)).digest()
+        hashed += len(data).to_bytes(8, "big") + data
+    return sha256(hashed).digest()
 
 
 def key_hash(key: str) -> int:

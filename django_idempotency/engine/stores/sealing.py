@@ -34,6 +34,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii as as_json
 from typing import TYPE_CHECKING
 
 from ...exceptions import NotDecryptable
@@ -52,8 +53,6 @@ NONCE_BYTES = 12
 """The length that NIST SP 800-38D recommends for GCM."""
 
 
-HEADERS = json.JSONEncoder(separators=(",", ":"))
-"""Writes headers as ASCII. A JSON list keeps their order, unlike an object in jsonb."""
 Row = Claimed | Identity | IdempotencyKey
 """Anything that has a row's two hashes: a claim, the identity of a request, or an instance of the model."""
 Fact = str | int | bytes | memoryview | None
@@ -82,7 +81,9 @@ def is_sealed(stored: str | None) -> bool:
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact) -> tuple[str | None, bytes | None]:
     """Return a response's headers and body in the form to be stored: sealed, if there are encryption keys."""
-    headers, body = HEADERS.encode(snapshot.headers), snapshot.body
+    # A JSON list in ASCII, which keeps their order, unlike an object in jsonb. An encoder takes twice as long.
+    headers = f"[{','.join([f'[{as_json(name)},{as_json(value)}]' for name, value in snapshot.headers])}]"
+    body = snapshot.body
     if not (ciphers := _ciphers()):
         return headers, body
     about = (snapshot.status_code, row.fingerprint, *more)
