@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from django.db import connection
 
 TABLE = "django_idempotency_idempotencykey"
@@ -17,6 +18,12 @@ def ask(sql: str) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(sql)
         return cursor.fetchone()
+
+
+def has_setting(name: str) -> None:
+    """Skip the test if this PostgreSQL is too old for the setting."""
+    if ask(f"SELECT count(*) FROM pg_settings WHERE name = '{name}'") == (0,):
+        pytest.skip(f"this PostgreSQL has no {name}")
 
 
 @contextmanager

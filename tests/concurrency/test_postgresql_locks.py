@@ -24,7 +24,7 @@ from django_idempotency.models import IdempotencyKey
 from tests.heard import refusals
 from tests.leases import Broken, breaks
 from tests.servers import eventually
-from tests.sql import ask
+from tests.sql import ask, has_setting
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 Threads = Callable[..., list[Any]]
@@ -76,7 +76,7 @@ def migrating(in_threads: Threads, seconds: str, setting: str) -> Iterator[Calla
     yield during
 
 
-@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
+@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout", "transaction_timeout"])
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("lease", [None, 60])
 def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wait: int, lease: int | None) -> None:
@@ -88,6 +88,7 @@ def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wa
         assert [outcome for outcome, _ in told] == ["busy"]
         return "busy"
 
+    has_setting(setting)
     with migrating(in_threads, "200ms", setting) as during:
         assert during(claim) == "busy"
     assert once(wait=wait) == "done"

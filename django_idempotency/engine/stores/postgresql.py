@@ -83,9 +83,11 @@ class PostgreSQLStore(Store):
     # lock_not_available and query_canceled: the claim outlasted the project's lock_timeout or statement_timeout,
     # perhaps because a migration or VACUUM FULL has locked the table.
     busy = frozenset({"55P03", "57014"})
-    # A lost connection, PgBouncer's query_wait_timeout, a server that is stopping or starting, too_many_connections,
-    # and read_only_sql_transaction, as on a replica.
-    down = frozenset({CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006"})
+    # A lost connection, PgBouncer's query_wait_timeout, a server that is stopping or starting, the three timeouts that
+    # end a session (57P05, 25P03 and 25P04), too_many_connections, and read_only_sql_transaction, as on a replica.
+    down = frozenset(
+        {CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "53300", "25006"}
+    )
     lost = frozenset({"26000"})  # invalid_sql_statement_name
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
