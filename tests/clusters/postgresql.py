@@ -101,6 +101,11 @@ class Server:
         self.process.wait(DEADLINE)
         self.process = None
 
+    def stop_streaming(self) -> None:
+        """From here on, the standby receives nothing, as over a network that is slow."""
+        ((sender,),) = self.execute("SELECT pid FROM pg_stat_replication")
+        psutil.Process(sender).suspend()
+
     def execute(self, sql: str, database: str = DATABASE) -> list[Any]:
         server = {"host": str(self.folder), "port": self.port, "user": "postgres"}
         with psycopg.connect(**server, dbname=database, autocommit=True) as connection:  # type: ignore[arg-type]

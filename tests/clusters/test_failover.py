@@ -1,17 +1,22 @@
-"""What a failover forgets: a primary and a streaming standby, and the primary is killed. See docs/databases.md."""
+"""What a failover forgets: a primary and a streaming standby, and the primary is killed. See docs/databases.md.
+
+`-s` shows how many keys and orders were confirmed, lost and made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import Error, OperationalError, connection, connections
+from django.db.models import F
 
-from django_idempotency import run_once
+from django_idempotency import Operation, StoreBusy, run_once
 from django_idempotency.models import IdempotencyKey
 from tests.clusters.aliases import alias, point
 from tests.clusters.postgresql import Server, migrated_server
@@ -20,6 +25,9 @@ from tests.shopapp.models import Order
 
 pytestmark = pytest.mark.only_on("postgresql")
 SYNCHRONOUS = {"synchronous_standby_names": "standby", "synchronous_commit": "on"}
+CLIENTS = 4
+REQUESTS = 30
+"""Requests that are confirmed, at least, before each thing that happens to the servers."""
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +141,108 @@ def test_otherwise_a_confirmed_order_may_be_lost(started: Any, settings: dict[st
         assert kept() == [[], []]
         assert place_order("confirmed") is False
         assert kept() == [["confirmed"], ["confirmed"]]
+
+
+class Clients:
+    """Each sends requests under new keys until one gets no answer, in atomic and in leased mode by turns.
+
+    The gateway of the leased ones honours keys. `charges` are its books.
+    """
+
+    def __init__(self) -> None:
+        self.confirmed: list[str] = []
+        self.unheard: list[str] = []
+        self.charges: set[str] = set()
+
+    def send(self, client: int) -> None:
+        try:
+            for number in count():
+                key = f"{('atomic', 'leased')[number % 2]}-{client}-{number}"
+                try:
+                    self.place(key)
+                except (StoreBusy, Error):
+                    self.unheard.append(key)
+                    return
+                self.confirmed.append(key)
+        finally:
+            connections.close_all()
+
+    def place(self, key: str) -> bool:
+        """Whether the answer was a replay."""
+        if key.startswith("atomic"):
+            return place_order(key)
+
+        def pay(operation: Operation) -> int:
+            operation.call("charge", self.charges.add, operation.derive_key("charge"))
+            return int(operation.write("order", Order.objects.using("cluster").create, reference=key).pk)
+
+        return run_once(pay, scope="failover", key=key, operation="pay", using="cluster", lease=600).replayed
+
+    def retry(self, key: str) -> bool:
+        try:
+            return self.place(key)
+        finally:
+            connections.close_all()
+
+    def go_on(self, sending: list[Future[None]]) -> None:
+        wanted = len(self.confirmed) + REQUESTS
+        eventually("more requests", lambda: len(self.confirmed) >= wanted or any(client.done() for client in sending))
+        assert not [client.result() for client in sending if client.done()]
+
+
+def stored(beginning: str) -> tuple[list[str], dict[str, str]]:
+    """The orders, and the status of each key, of the server that is in charge."""
+    orders, keys = (model.objects.using("cluster") for model in (Order, IdempotencyKey))
+    return (
+        sorted(orders.filter(reference__startswith=beginning).values_list("reference", flat=True)),
+        dict(keys.filter(key__startswith=beginning).values_list("key", "status")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "lags"),
+    [(SYNCHRONOUS, False), ({"synchronous_commit": "on"}, True)],
+    ids=["synchronous", "asynchronous"],
+)
+def test_while_requests_run_a_key_and_its_order_are_lost_together(
+    started: Callable[..., Any], settings: dict[str, str], lags: bool
+) -> None:
+    """Or not at all. Then each client retries all its keys, and the new primary has one order for each.
+
+    With a synchronous standby, no confirmed order is missing. An asynchronous one that lags has not received the last.
+    """
+    clients = Clients()
+    with ThreadPoolExecutor(CLIENTS) as pool, started(**settings) as pair:  # the servers end first, and so the clients
+        sending = [pool.submit(clients.send, client) for client in range(CLIENTS)]
+        clients.go_on(sending)
+        if lags:
+            pair.primary.stop_streaming()
+            clients.go_on(sending)
+        pair.fail_over()
+        for client in sending:
+            client.result(DEADLINE)
+
+        orders, keys = stored("atomic")
+        assert orders == sorted(keys)
+        paid, leased = stored("leased")
+        completed = {key for key, status in leased.items() if status == "completed"}
+        assert completed <= set(paid) <= set(leased)
+        lost = [key for key in clients.confirmed if key not in {*orders, *completed}]
+        assert (len(lost) >= REQUESTS) if lags else (lost == [])
+
+        # The workers of the old primary are gone, and nobody waits for their leases here.
+        IdempotencyKey.objects.using("cluster").exclude(locked_until=None).update(locked_until=F("created_at"))
+        sent = [*clients.confirmed, *clients.unheard]
+        with ThreadPoolExecutor(CLIENTS) as others:  # those of `pool` have aliases that lead to the old primary
+            replayed = list(others.map(clients.retry, sent))
+        assert [key for key, was_replayed in zip(sent, replayed, strict=True) if was_replayed] == [
+            key for key in sent if key in {*orders, *completed}
+        ]
+        assert kept() == [sorted(sent)] * 2
+        assert len(clients.charges) == sum(key.startswith("leased") for key in sent)
+    print(
+        f"{len(clients.confirmed)} orders confirmed and {len(clients.unheard)} unheard; on the new primary "
+        f"{len(keys)} atomic keys with {len(orders)} orders and {len(leased)} leased keys with {len(paid)}; "
+        f"{len(lost)} confirmed responses lost; {replayed.count(True)} retries replayed, {replayed.count(False)} run; "
+        f"{len(sent)} orders in the end"
+    )
