@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -69,6 +70,19 @@ def until_ready(start: Callable[[], None]) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.01)  # between two tries
+
+
+def restart(how: signal.Signals) -> None:
+    """Restart the tests' own embedded server.
+
+    Args:
+        how: SIGINT ends all sessions first, as an administrator's restart does; SIGQUIT is a crash.
+    """
+    (server, *_) = SERVERS
+    process = server.get_postmaster_info().process
+    process.send_signal(how)
+    process.wait(START_TIMEOUT)
+    until_ready(server.ensure_postgres_running)
 
 
 def databases() -> dict[str, dict[str, Any]]:

@@ -60,11 +60,12 @@ def pgbouncer(
         user = os.stat(host).st_uid if host.startswith("/") and os.getuid() == 0 else None
         os.chmod(folder, 0o777)
         user = user or (65534 if os.getuid() == 0 else None)
-        with process(*command, configuration, ready=lambda: _answers(folder), user=user):
+        with process(*command, configuration, ready=lambda: reaches_the_server(folder), user=user):
             yield {"SERVER_HOST": folder, "SERVER_PORT": str(PORT)}
 
 
-def _answers(folder: str) -> bool:
+def reaches_the_server(folder: str) -> bool:
+    """Whether a client of the pooler that has its socket here reaches the server."""
     name = connection.settings_dict["NAME"]
     try:
         with psycopg.connect(host=folder, port=PORT, dbname=name, user="anyone", autocommit=True) as pooled:

@@ -30,7 +30,7 @@ from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.models import IdempotencyKey
 from tests.at_rest import OLD
 from tests.crash.retrying import Retrying, knowing, look_into_the_books, recover_to_the_end, serving
-from tests.databases import SERVERS, until_ready
+from tests.databases import SERVERS, restart, until_ready
 from tests.leases import lapse
 from tests.servers import DEADLINE, eventually, fake_gateway, holding, mysql_sessions
 from tests.shopapp.models import Order
@@ -270,21 +270,17 @@ def test_the_database_restarted_at_random() -> None:
     """Crashed on the spot (SIGQUIT), recovered, and found as it was."""
     restarts = 0
 
-    def restart(progress: Progress) -> None:
+    def crash(progress: Progress) -> None:
         nonlocal restarts
         chance = random.Random(SEED)
         while progress.after(chance.randint(5, 15)):
-            server = SERVERS[0]
-            process = server.get_postmaster_info().process
-            process.send_signal(signal.SIGQUIT)
-            process.wait(DEADLINE)
-            until_ready(server.ensure_postgres_running)
+            restart(signal.SIGQUIT)
             restarts += 1
 
     with connection.cursor() as cursor:
         cursor.execute("CHECKPOINT")  # else it would recover all that earlier tests have written, too
     connection.close()
-    assert run_under(restart, "/plain", "/retry") > 0
+    assert run_under(crash, "/plain", "/retry") > 0
     assert restarts > 0
 
 
