@@ -34,6 +34,7 @@ from tests.databases import SERVERS, restart, until_ready
 from tests.leases import lapse
 from tests.servers import DEADLINE, eventually, fake_gateway, holding, mysql_sessions
 from tests.shopapp.models import Order
+from tests.sql import has_setting
 
 LONGER = int(os.environ.get("CHAOS", "1"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -348,9 +349,12 @@ def test_a_database_that_is_down_fails_closed(path: str) -> None:
 
 
 @ON_POSTGRESQL
-@pytest.mark.parametrize("timeout", ["statement_timeout = '300ms'", "lock_timeout = '300ms'"])
+@pytest.mark.parametrize(
+    "timeout", ["statement_timeout = '300ms'", "lock_timeout = '300ms'", "transaction_timeout = '1s'"]
+)
 def test_a_timeout_of_the_database_rolls_back(timeout: str) -> None:
     """In the middle of the view: an error, no order; the retry does it."""
+    has_setting(timeout.split()[0])
     with everything(**NEW_CONNECTIONS) as (client, _, old_gateway):
         retrying = Retrying(client, "/plain")
         with holding(), setting(timeout):

@@ -21,6 +21,7 @@ from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
 from tests.sql import ask, has_setting
 from tests.tap import tapped, verbs
+from tests.unreachable import reached_by
 from tests.ways import going
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
@@ -40,14 +41,16 @@ def elsewhere(look: Callable[[], Any]) -> Any:
         return pool.submit(isolated).result(DEADLINE)
 
 
-def is_struck_by(setting: str) -> None:
-    """Something slow and without SQL, until the server has ended the session.
-
-    The timeout is set here, because a busy machine could need longer for the claim than the tests are to wait.
-    """
-    _, pid = ask(f"SELECT set_config('{setting}', '1ms', true), pg_backend_pid()")
+def lasts_too_long(and_ask: str = "NULL") -> None:
+    """Something slow and without SQL, until the server has ended the session."""
+    _, pid = ask(f"SELECT {and_ask}, pg_backend_pid()")
     gone = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"
     elsewhere(lambda: eventually("the session to end", lambda: ask(gone) == (0,)))
+
+
+def is_struck_by(setting: str) -> None:
+    """The timeout is set here, because a busy machine could need longer for the claim than the tests are to wait."""
+    lasts_too_long(f"set_config('{setting}', '1ms', true)")
 
 
 def sleeps(setting: str) -> None:
@@ -126,6 +129,14 @@ class TestAtomic:
     def test_hidden_it_is_no_success(self, setting: str, then: Callable[[], None]) -> None:
         post, runs = placing(lambda: is_struck_by(setting), then)
         with pytest.raises((DatabaseError, TransactionBroken)):
+            post()
+        assert_the_retry_runs_once(post, runs)
+
+    def test_set_for_the_connection(self) -> None:
+        """As projects do. It can strike only once the claim is made, because BEGIN comes with the claim."""
+        post, runs = placing(lasts_too_long, answers)
+        options = {"options": "-c idle_in_transaction_session_timeout=200ms"}
+        with reached_by({"OPTIONS": options}), pytest.raises(DatabaseError):
             post()
         assert_the_retry_runs_once(post, runs)
 
