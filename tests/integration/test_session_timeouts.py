@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import Error, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
@@ -68,12 +68,12 @@ def writes() -> None:
 
 
 def hides_the_error() -> None:
-    with pytest.raises(DatabaseError):
+    with pytest.raises(Error):
         writes()
 
 
 def hides_the_error_of_a_block() -> None:
-    with pytest.raises(DatabaseError), transaction.atomic():
+    with pytest.raises(Error), transaction.atomic():
         writes()
 
 
@@ -121,14 +121,14 @@ class TestAtomic:
         """Also where the view needs no database any more; whichever way its response would have been stored."""
         post, runs = placing(lambda: is_struck_by(setting), then)
         with going(way):
-            with pytest.raises(DatabaseError):
+            with pytest.raises(Error):
                 post()
             assert_the_retry_runs_once(post, runs)
 
     @pytest.mark.parametrize("then", [hides_the_error, hides_the_error_of_a_block])
     def test_hidden_it_is_no_success(self, setting: str, then: Callable[[], None]) -> None:
         post, runs = placing(lambda: is_struck_by(setting), then)
-        with pytest.raises((DatabaseError, TransactionBroken)):
+        with pytest.raises((Error, TransactionBroken)):
             post()
         assert_the_retry_runs_once(post, runs)
 
@@ -136,14 +136,14 @@ class TestAtomic:
         """As projects do. It can strike only once the claim is made, because BEGIN comes with the claim."""
         post, runs = placing(lasts_too_long, answers)
         options = {"options": "-c idle_in_transaction_session_timeout=200ms"}
-        with reached_by({"OPTIONS": options}), pytest.raises(DatabaseError):
+        with reached_by({"OPTIONS": options}), pytest.raises(Error):
             post()
         assert_the_retry_runs_once(post, runs)
 
     def test_in_a_statement(self) -> None:
         has_setting("transaction_timeout")
         post, runs = placing(lambda: sleeps("transaction_timeout"), answers)
-        with pytest.raises(DatabaseError):
+        with pytest.raises(Error):
             post()
         assert_the_retry_runs_once(post, runs)
 
