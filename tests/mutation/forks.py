@@ -1,0 +1,193 @@
+"""A pytest plugin that forks its process for each break, once to see which tests call which function."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Generator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+from typing import Any, NoReturn
+
+import psutil
+import pytest
+from django.db import DatabaseError, connections
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.state import state
+from pytest_django.plugin import blocking_manager_key
+
+BUDGET = 60
+"""Seconds of tests for one break, of which the quickest come first."""
+PATIENCE = BUDGET + 60
+"""Seconds until a process is ended: its last test may take the 30 of `--timeout`, and as long to tear down."""
+OUTCOMES = {0: "survived", 1: "seen", 2: f"survived {BUDGET} seconds of tests"}
+"""What the exit status of a process says. 1 is also Python's own, of an error outside of a test."""
+DID_NOT_END = "seen by a test that did not end"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mutation")
+    group.addoption("--write-trace", help="run the tests, and write to this file which functions each one calls")
+    group.addoption("--read-trace", help="that file, for --breaks")
+    group.addoption("--breaks", help="a file with the names of breaks, for each of which to run the tests")
+    group.addoption("--clean", type=int, default=0, help="as many runs without a break come first")
+    group.addoption("--seed", type=int, default=0, help="of the choice of functions for --clean")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Not earlier: the fixture of `Breaking` takes the place of one that pytest-django has."""
+    option = session.config.getoption
+    if (trace := option("write_trace")) is not None:
+        session.config.pluginmanager.register(Tracing(Path(trace)))
+    elif (breaks := option("breaks")) is not None:
+        session.config.pluginmanager.register(Breaking(session, Path(option("read_trace")), Path(breaks)))
+
+
+def pytest_runtest_setup() -> None:
+    """No test may use the SQL that another one, or the making of the database, has made before the fork."""
+    from django_idempotency.engine.stores import store_for
+
+    store_for.cache_clear()  # with it goes the SQL
+
+
+def function_of(name: str) -> str:
+    return name.partition("__mutmut_")[0]
+
+
+class Tracing:
+    """Which test calls which function, and how long each test takes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: dict[str, float] = {}
+        self.tests: dict[str, list[str]] = defaultdict(list)
+        set_mutant_under_test("stats")  # each function that can be broken notes its calls
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        called = state()._stats
+        called.clear()
+        since, failed = monotonic(), item.session.testsfailed
+        result = yield
+        if item.session.testsfailed == failed:
+            self.seconds[item.nodeid] = monotonic() - since
+            for function in called:
+                self.tests[function].append(item.nodeid)
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text(json.dumps({"seconds": self.seconds, "tests": self.tests}))
+
+
+class Breaking:
+    """Instead of the tests: the tests of each break, in a fork of this process and on a copy of the database."""
+
+    def __init__(self, session: pytest.Session, trace: Path, breaks: Path) -> None:
+        set_mutant_under_test("")
+        self.seconds, self.tests = json.loads(trace.read_text()).values()
+        self.breaks: list[str] = json.loads(breaks.read_text())
+        self.outcomes, self.output = breaks.with_suffix(".outcomes"), breaks.with_suffix(".output").absolute()
+        self.session = session
+        self.database_access = session.config.stash[blocking_manager_key].unblock
+        self.copies = 0
+        """The number of the last copy of the database."""
+
+    def pytest_collection_finish(self) -> None:
+        self.items = {item.nodeid: item for item in self.session.items}
+
+    @pytest.fixture(scope="session")
+    @staticmethod
+    def django_db_setup() -> None:
+        """The database was made before the fork."""
+
+    def pytest_runtestloop(self) -> bool:
+        from django.test.utils import setup_databases, teardown_databases
+
+        with self.database_access():
+            made = setup_databases(verbosity=0, interactive=False, serialized_aliases=())
+        self.demand_that_nothing_fails()
+        with self.outcomes.open("w", buffering=1) as outcomes:
+            for name in self.breaks:
+                outcome = self.outcome(name)
+                outcomes.write(f"{name}: {outcome}\n")
+                if outcome != "seen":
+                    print(f"{name}: {outcome}", flush=True)
+        with self.database_access():
+            self.drop_copies()
+            teardown_databases(made, verbosity=0)
+        return True
+
+    def demand_that_nothing_fails(self) -> None:
+        """Else a test that fails now and then would see breaks by chance."""
+        option = self.session.config.getoption
+        functions = sorted({function_of(name) for name in self.breaks} & self.tests.keys())
+        for function in random.Random(option("seed")).sample(functions, min(option("clean"), len(functions))):
+            outcome = self.outcome(f"{function}__mutmut_none")  # there is no such break
+            if not outcome.startswith("survived"):
+                output = self.output.read_text()
+                pytest.exit(f"The tests of {function}, without a break: {outcome}\n{output}", returncode=1)
+
+    def outcome(self, name: str) -> str:
+        """Run the tests of a break in a process of their own, until one fails."""
+        tests = sorted(self.tests.get(function_of(name), ()), key=self.seconds.__getitem__)
+        if not tests:
+            return "not run by a test"
+        with self.database_access():
+            self.copy_databases()
+        process = multiprocessing.get_context("fork").Process(target=self.run, args=[name, tests])
+        process.start()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for member in family:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+            process.join()
+            return DID_NOT_END
+        return OUTCOMES.get(process.exitcode, f"seen, as the process ended with status {process.exitcode}")
+
+    def run(self, name: str, tests: list[str]) -> NoReturn:
+        """The process of a break."""
+        output = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output, stream.fileno())
+        for connection in connections.all():
+            copy = connection.creation.get_test_db_clone_settings(str(self.copies))
+            connection.settings_dict.update(copy)  # of all threads
+        set_mutant_under_test(name)
+        items = [self.items[test] for test in tests]
+        since, status = monotonic(), 0
+        for item, following in pairwise([*items, None]):
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.session.testsfailed or monotonic() - since > BUDGET:
+                status = 1 if self.session.testsfailed else 2
+                break
+        plugins = self.session.config.pluginmanager
+        plugins.unregister(name="terminalreporter")  # its summary takes longer than the tests
+        plugins.hook.pytest_sessionfinish(session=self.session, exitstatus=status)  # tears down what is left
+        sys.stdout.flush()
+        os._exit(status)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(report.nodeid, report.longreprtext, sep="\n")
+
+    def copy_databases(self) -> None:
+        """Under new names, because a process that was ended can leave a session in the last ones."""
+        self.drop_copies()
+        self.copies += 1
+        for connection in connections.all():
+            connection.creation.clone_test_db(str(self.copies), verbosity=0)
+
+    def drop_copies(self) -> None:
+        for connection in connections.all() if self.copies else ():
+            with suppress(DatabaseError):
+                connection.creation.destroy_test_db(suffix=str(self.copies), verbosity=0)
+            connection.close()
