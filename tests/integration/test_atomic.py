@@ -18,6 +18,7 @@ from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
 from django_idempotency import ClaimLost, TransactionBroken, idempotent, run_once
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.http import replayed
 from tests.integration import view_urls
@@ -228,12 +229,16 @@ def test_an_exception_while_a_part_of_the_callers_transaction_begins_or_ends(
 
 @pytest.mark.only_on("postgresql", "mysql")
 @pytest.mark.django_db(transaction=True)
-def test_an_exception_while_the_connection_opens() -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["for a claim", "in a new process, to ask which database it is"])
+def test_an_exception_while_the_connection_opens(first: bool) -> None:
     """It is not used: its time zone and role are perhaps not set."""
 
     def interrupt(**sent: Any) -> None:
         raise Interrupted
 
+    store_for("default")
+    if first:
+        store_for.cache_clear()
     connection.close()
     connection_created.connect(interrupt)
     try:

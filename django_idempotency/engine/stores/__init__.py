@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from django.db import connections, router
+from django.db import Error, connections, router
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
@@ -72,7 +73,14 @@ def _database(connection: Any) -> str:
 
 def _is_citus(connection: Any) -> bool:
     """Whether the Citus extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
-    connection.ensure_connection()
-    with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
-        return cursor.fetchone() is not None
+    opens = connection.connection is None
+    try:
+        connection.ensure_connection()
+        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
+            return cursor.fetchone() is not None
+    except BaseException:
+        if opens:  # an exception from a signal handler may leave it half configured; the next query opens another one
+            with suppress(Error):
+                connection.close()
+        raise
