@@ -143,12 +143,12 @@ def main() -> int:
         what = f"--read-trace={trace}", f"--breaks=breaks-{job}.json"
         check = f"--seconds={options.seconds}", f"--clean={options.clean}", f"--seed={options.seed + job}"
         running.append(pytest(*what, *check, *options.tests))
-    failed = max(traced, *(process.wait() for process in running))
+    failed = [process.wait() for process in running]
     lines = [line for path in MUTANTS.glob("breaks-*.outcomes") for line in path.read_text().splitlines()]
     outcomes = dict(line.split(": ", 1) for line in lines)
     print("", table(breaks, left_out, outcomes), "", sep="\n")
     print(", ".join(f"{number:,} {outcome}" for outcome, number in Counter(outcomes.values()).most_common()))
-    return failed
+    return int(bool(traced or any(failed)))
 
 
 if __name__ == "__main__":
