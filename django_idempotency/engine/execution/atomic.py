@@ -127,12 +127,11 @@ class _Attempt(NoBridgeAbove):
     def claim(self) -> ClaimOutcome:
         """Claim the key in a transaction that stays open only if the claim succeeds."""
         store, wanted, connection = self.store, self.wanted, self.connection
-        if not connection.in_atomic_block:
-            if connection.connection is None:
-                self.opening = True
-                connection.ensure_connection()
-                self.opening = False
-            self.outermost = connection.autocommit
+        if connection.connection is None and not connection.in_atomic_block:
+            self.opening = True
+            connection.ensure_connection()
+            self.opening = False
+        self.outermost = not connection.in_atomic_block and connection.autocommit
         self.stacks = len(connection.atomic_blocks), len(connection.savepoint_ids)
         self.block = block = transaction.atomic(using=store.alias)
         self.began = False

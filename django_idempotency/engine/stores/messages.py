@@ -149,10 +149,10 @@ class Statement:
                 literal = b"NULL"
             elif (kind := type(value)) is int or kind is float:
                 literal = b"'%a'" % value
-            elif kind is bytes:
+            elif isinstance(value, bytes):
                 literal = b"E'\\\\x%b'" % value.hex().encode()
             else:
-                text = str(value)
+                text = value if isinstance(value, str) else str(value)
                 if "\0" in text:
                     # libpq would cut the text off there.
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
