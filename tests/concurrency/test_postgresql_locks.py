@@ -108,7 +108,7 @@ def test_a_claim_that_waits_for_a_migration_sees_a_signal(
     It waits by itself at first, and then as psycopg does; on Windows, which has no poll(), from the beginning.
     """
     if soon is None:
-        monkeypatch.delattr("select.poll")
+        monkeypatch.setattr(messages, "POLL", None)
     else:
         monkeypatch.setattr(messages, "SOON", soon)
     once(key="warms-up", lease=lease)

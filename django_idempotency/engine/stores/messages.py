@@ -320,22 +320,22 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
     only half as much.
     """
     results: list[Any] = []
-    pgconn = raw.pgconn
-    pgconn.send_query(message)
-    if POLL is not None:
-        answer = POLL()
-        answer.register(pgconn.socket, select.POLLIN)
-        try:
+    pgconn, soon = raw.pgconn, None
+    try:
+        pgconn.send_query(message)
+        if POLL is not None:
+            answer = POLL()
+            answer.register(pgconn.socket, select.POLLIN)
             soon = answer.poll(SOON)
-        # psycopg's `wait` re-raises the signal's exception; after Ctrl-C, it cancels the statement first.
-        except BaseException as error:  # noqa: BLE001
-            soon = raw.wait(_raising(error))
-        if soon:
-            pgconn.consume_input()
-            while not pgconn.is_busy():
-                if (result := pgconn.get_result()) is None:
-                    return results
-                results.append(result)
+    # psycopg's `wait` re-raises the exception; after Ctrl-C, it cancels first what may already have been sent.
+    except BaseException as error:  # noqa: BLE001
+        raw.wait(_raising(error))
+    if soon:
+        pgconn.consume_input()
+        while not pgconn.is_busy():
+            if (result := pgconn.get_result()) is None:
+                return results
+            results.append(result)
     return [*results, *raw.wait(generators.execute(pgconn))]
 
 
