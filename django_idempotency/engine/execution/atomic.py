@@ -14,6 +14,7 @@ from ...exceptions import IdempotencyConfigurationError, IdempotencyError, Trans
 from ..events import harmless, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
+from ..stores import opening
 from .bridge import NoBridgeAbove
 from .claiming import claim_or_wait, unavailable
 from .operation import AtomicOperation
@@ -109,8 +110,6 @@ class _Attempt(NoBridgeAbove):
         connection: this thread's database connection.
         outermost: whether the attempt opens a transaction of its own.
         block: its `atomic()` block, from just before it begins until after it has ended.
-        opening: True while the attempt is opening the connection. If that is interrupted, the connection isn't fully
-            configured.
         began: whether the block has begun.
         stacks: the lengths of Django's block and savepoint stacks before the block began.
     """
@@ -119,7 +118,6 @@ class _Attempt(NoBridgeAbove):
     wanted: ClaimRequest
     connection: Any
     outermost: bool = field(default=False, init=False)
-    opening: bool = field(default=False, init=False)
     block: Any = field(default=None, init=False)
     began: bool = field(default=False, init=False)
     stacks: tuple[int, int] = field(default=(0, 0), init=False)
@@ -128,9 +126,8 @@ class _Attempt(NoBridgeAbove):
         """Claim the key in a transaction that stays open only if the claim succeeds."""
         store, wanted, connection = self.store, self.wanted, self.connection
         if connection.connection is None and not connection.in_atomic_block:
-            self.opening = True
-            connection.ensure_connection()
-            self.opening = False
+            with opening(connection):
+                pass
         self.outermost = not connection.in_atomic_block and connection.autocommit
         self.stacks = len(connection.atomic_blocks), len(connection.savepoint_ids)
         self.block = block = transaction.atomic(using=store.alias)
@@ -187,9 +184,9 @@ class _Attempt(NoBridgeAbove):
         """
         self.__exit__()
         connection = self.connection
-        if connection.connection is None or not (self.block or self.opening):
+        if connection.connection is None or not self.block:
             return
-        if not (self.outermost or self.opening):
+        if not self.outermost:
             # What the attempt wrote may still be there, so the caller must not commit it.
             blocks, savepoints = self.stacks
             del connection.atomic_blocks[blocks:], connection.savepoint_ids[savepoints:]
@@ -203,7 +200,7 @@ class _Attempt(NoBridgeAbove):
     def _is_torn(self, error: BaseException) -> bool:
         """Whether Django, the driver and the server may disagree about the state of the connection."""
         connection = self.connection
-        if self.opening or connection.in_atomic_block or not connection.autocommit:
+        if connection.in_atomic_block or not connection.autocommit:
             return True
         # Django cleans up by itself after a database error, and if a callback fails after everything has been
         # committed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...models import IdempotencyKey
 from ..conf import Options, resolve
 from .store import RunningTransaction, Store
 
-__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "store_for"]
+__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "opening", "store_for"]
 
 _STORES = {
     "PostgreSQL": "postgresql.PostgreSQLStore",
@@ -73,14 +74,23 @@ def _database(connection: Any) -> str:
 
 def _is_citus(connection: Any) -> bool:
     """Whether the Citus extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
+    with opening(connection), connection.wrap_database_errors, connection.connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
+        return cursor.fetchone() is not None
+
+
+@contextmanager
+def opening(connection: Any) -> Iterator[None]:
+    """Open the connection if it is closed, and close it again if an exception ends the block.
+
+    If a signal handler raises the exception, the connection may not be fully configured. The next query opens another.
+    """
     opens = connection.connection is None
     try:
         connection.ensure_connection()
-        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
-            return cursor.fetchone() is not None
+        yield
     except BaseException:
-        if opens:  # an exception from a signal handler may leave it half configured; the next query opens another one
+        if opens:
             with suppress(Error):
                 connection.close()
         raise

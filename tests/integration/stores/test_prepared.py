@@ -303,6 +303,23 @@ class TestMessages:
             sql("DROP FUNCTION notices CASCADE")
         assert request_like() == REPLAYED
 
+    def test_subclasses_of_str_and_bytes_keep_their_own_content(self, tap: Tap) -> None:
+        """Not what str() makes of them."""
+
+        class Text(str):
+            __slots__ = ()
+
+            def __str__(self) -> str:
+                return "other"
+
+        class Body(bytes):
+            pass
+
+        snapshot = replace(SNAPSHOT, body=Body(b"paid"))
+        assert isinstance(request_like(snapshot=snapshot, resource=(Text("order"), "7")), Claimed)
+        row = IdempotencyKey.objects.get()
+        assert (row.resource_type, bytes(row.body)) == ("order", b"paid")
+
     def test_text_that_postgresql_cannot_hold_is_refused_and_not_cut_off(self, tap: Tap) -> None:
         with pytest.raises(DatabaseError, match="NUL"):
             request_like(resource=("order", "7\0"))
