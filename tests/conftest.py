@@ -7,8 +7,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.test import Client
+
+from tests.sql import isolated
 
 pytest.register_assert_rewrite(  # they assert, and are no test modules
     *("tests.acceptance.tutorial", "tests.contracts", "tests.crash.retrying", "tests.http", "tests.leases"),
@@ -100,13 +102,7 @@ def in_threads() -> Callable[..., list[Any]]:
     """Run a callable n times at once, each in a thread with database connections of its own."""
 
     def run(n: int, target: Callable[[int], Any]) -> list[Any]:
-        def isolated(number: int) -> Any:
-            try:
-                return target(number)
-            finally:
-                connections.close_all()
-
         with ThreadPoolExecutor(n) as pool:
-            return [future.result(timeout=60) for future in [pool.submit(isolated, i) for i in range(n)]]
+            return [future.result(timeout=60) for future in [pool.submit(isolated(target), i) for i in range(n)]]
 
     return run

@@ -1,16 +1,30 @@
-"""SQL of a test's own, on this thread's connection."""
+"""SQL of a test's own, on this thread's connection or on another's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TABLE = "django_idempotency_idempotencykey"
 NO_TABLE = (f"ALTER TABLE {TABLE} RENAME TO elsewhere", f"ALTER TABLE elsewhere RENAME TO {TABLE}")
+
+
+def isolated(target: Callable[P, T]) -> Callable[P, T]:
+    """The same for another thread, which has connections of its own and leaves none of them open."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return target(*args, **kwargs)
+        finally:
+            connections.close_all()
+
+    return run
 
 
 def ask(sql: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import Error, OperationalError, connection, connections
+from django.db import Error, OperationalError, connection
 from django.db.models import F
 
 from django_idempotency import Operation, StoreBusy, run_once
@@ -22,6 +22,7 @@ from tests.clusters.aliases import alias, point
 from tests.clusters.postgresql import Server, migrated_server
 from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
+from tests.sql import isolated
 
 pytestmark = pytest.mark.only_on("postgresql")
 SYNCHRONOUS = {"synchronous_standby_names": "standby", "synchronous_commit": "on"}
@@ -94,14 +95,6 @@ def place_order(key: str) -> bool:
     return run_once(order, scope="failover", key=key, operation="order", using="cluster").replayed
 
 
-def place_order_elsewhere(key: str) -> bool:
-    """On a thread with its own connection."""
-    try:
-        return place_order(key)
-    finally:
-        connections.close_all()
-
-
 def kept() -> list[list[str]]:
     """The orders and the keys of the server that is in charge."""
     orders, keys = Order.objects.using("cluster"), IdempotencyKey.objects.using("cluster")
@@ -113,7 +106,7 @@ def test_without_its_answer_nothing_is_confirmed(started: Any) -> None:
     with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
         place_order("before")
         pair.standby.stop()
-        unheard = pool.submit(place_order_elsewhere, "unheard")
+        unheard = pool.submit(isolated(place_order), "unheard")
         found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
         eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
         pair.fail_over()
@@ -155,17 +148,14 @@ class Clients:
         self.charges: set[str] = set()
 
     def send(self, client: int) -> None:
-        try:
-            for number in count():
-                key = f"{('atomic', 'leased')[number % 2]}-{client}-{number}"
-                try:
-                    self.place(key)
-                except (StoreBusy, Error):
-                    self.unheard.append(key)
-                    return
-                self.confirmed.append(key)
-        finally:
-            connections.close_all()
+        for number in count():
+            key = f"{('atomic', 'leased')[number % 2]}-{client}-{number}"
+            try:
+                self.place(key)
+            except (StoreBusy, Error):
+                self.unheard.append(key)
+                return
+            self.confirmed.append(key)
 
     def place(self, key: str) -> bool:
         """Whether the answer was a replay."""
@@ -177,12 +167,6 @@ class Clients:
             return int(operation.write("order", Order.objects.using("cluster").create, reference=key).pk)
 
         return run_once(pay, scope="failover", key=key, operation="pay", using="cluster", lease=600).replayed
-
-    def retry(self, key: str) -> bool:
-        try:
-            return self.place(key)
-        finally:
-            connections.close_all()
 
     def go_on(self, sending: list[Future[None]]) -> None:
         wanted = len(self.confirmed) + REQUESTS
@@ -207,13 +191,13 @@ def stored(beginning: str) -> tuple[list[str], dict[str, str]]:
 def test_while_requests_run_a_key_and_its_order_are_lost_together(
     started: Callable[..., Any], settings: dict[str, str], lags: bool
 ) -> None:
-    """Or not at all. Then each client retries all its keys, and the new primary has one order for each.
+    """Each is there with the other or missing with it. After all keys were retried, each has one order.
 
     With a synchronous standby, no confirmed order is missing. An asynchronous one that lags has not received the last.
     """
     clients = Clients()
     with ThreadPoolExecutor(CLIENTS) as pool, started(**settings) as pair:  # the servers end first, and so the clients
-        sending = [pool.submit(clients.send, client) for client in range(CLIENTS)]
+        sending = [pool.submit(isolated(clients.send), client) for client in range(CLIENTS)]
         clients.go_on(sending)
         if lags:
             pair.primary.stop_streaming()
@@ -230,11 +214,11 @@ def test_while_requests_run_a_key_and_its_order_are_lost_together(
         lost = [key for key in clients.confirmed if key not in {*orders, *completed}]
         assert (len(lost) >= REQUESTS) if lags else (lost == [])
 
-        # The workers of the old primary are gone, and nobody waits for their leases here.
+        # The old primary's workers are gone, so their leases end here instead of in ten minutes.
         IdempotencyKey.objects.using("cluster").exclude(locked_until=None).update(locked_until=F("created_at"))
         sent = [*clients.confirmed, *clients.unheard]
         with ThreadPoolExecutor(CLIENTS) as others:  # those of `pool` have aliases that lead to the old primary
-            replayed = list(others.map(clients.retry, sent))
+            replayed = list(others.map(isolated(clients.place), sent))
         assert [key for key, was_replayed in zip(sent, replayed, strict=True) if was_replayed] == [
             key for key in sent if key in {*orders, *completed}
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,20 +100,28 @@ def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wa
 )
 @pytest.mark.parametrize("lease", [None, 60])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("soon", [60_000, 0, None])
+@pytest.mark.parametrize("soon", [60_000, 0, None, "sent"])
 def test_a_claim_that_waits_for_a_migration_sees_a_signal(
-    monkeypatch: pytest.MonkeyPatch, soon: int | None, kind: type[BaseException], lease: int | None
+    monkeypatch: pytest.MonkeyPatch, soon: int | str | None, kind: type[BaseException], lease: int | None
 ) -> None:
     """As Django's own cursor does. After a Ctrl-C, the server does not wait for the lock either.
 
-    It waits by itself at first, and then as psycopg does; on Windows, which has no poll(), from the beginning.
+    It waits by itself at first, and then as psycopg does; on Windows, which has no poll(), from the beginning. The
+    signal may also come before it waits, when the message has just been sent.
     """
-    if soon is None:
-        monkeypatch.setattr(messages, "POLL", None)
-    else:
-        monkeypatch.setattr(messages, "SOON", soon)
     once(key="warms-up", lease=lease)
     locked, ended, seen = Event(), Event(), []
+
+    def poll() -> Any:
+        eventually("the signal", ended.is_set)
+        return select.poll()
+
+    if soon is None:
+        monkeypatch.setattr(messages, "POLL", None)
+    elif soon == "sent":
+        monkeypatch.setattr(messages, "POLL", poll)
+    else:
+        monkeypatch.setattr(messages, "SOON", soon)
     (claims,) = ask("SELECT pg_backend_pid()")  # by its number: other processes of the server can wait as well
     waiting = f"SELECT count(*) FROM pg_locks WHERE relation = '{TABLE}'::regclass AND NOT granted AND pid = {claims}"
 

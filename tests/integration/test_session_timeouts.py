@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import Error, connection, connections, transaction
+from django.db import Error, connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
@@ -19,7 +19,7 @@ from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
-from tests.sql import ask, has_setting
+from tests.sql import ask, has_setting, isolated
 from tests.tap import tapped, verbs
 from tests.unreachable import reached_by
 from tests.ways import going
@@ -30,15 +30,8 @@ SETTINGS = ("transaction_timeout", "idle_in_transaction_session_timeout")
 
 def elsewhere(look: Callable[[], Any]) -> Any:
     """On another thread, which has a connection of its own."""
-
-    def isolated() -> Any:
-        try:
-            return look()
-        finally:
-            connections.close_all()
-
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(isolated).result(DEADLINE)
+        return pool.submit(isolated(look)).result(DEADLINE)
 
 
 def lasts_too_long(and_ask: str = "NULL") -> None:
