@@ -72,10 +72,10 @@ class NotResolvable(IdempotencyError):
 
 
 class ResultLost(IdempotencyError):
-    """An earlier attempt made this call, but the value that it returned could not be stored.
+    """An earlier attempt made this call, but its return value could not be stored.
 
-    The call is not repeated, and the key is not completed, whatever response the view returns. A person can enter the
-    value with `maintenance.record_outcome` or in the admin, or `reconcile` can enter it.
+    The call is not repeated, and the key stays unfinished whatever the view returns. A person can enter the value with
+    `maintenance.record_outcome` or in the admin, or `reconcile` can enter it.
     """
 
 
