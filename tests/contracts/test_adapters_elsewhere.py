@@ -15,6 +15,7 @@ import pytest
 from django_idempotency.endpoints import list_endpoints
 from tests.backends import KINDS, configured
 from tests.contracts.adapters import Adapter, Answer, Function, Once, Refusal, all_adapters, code, marks
+from tests.heard import heard
 
 pytestmark = pytest.mark.only_on("postgresql")  # they ask no database, so one has them
 RUNS: list[int] = []
@@ -108,15 +109,18 @@ def test_an_exception_frees_the_key(adapter: Adapter) -> None:
 
 @pytest.mark.parametrize(("status", "runs"), [(402, 1), (503, 2)])
 def test_the_framework_answers_an_exception(answering: Adapter, status: int, runs: int) -> None:
-    """A final answer is kept, every other frees the key."""
+    """A final answer is kept, every other frees the key, and the exception is told as the reason."""
 
     def refuse(request: Any) -> Answer:
         RUNS.append(1)
         raise Refusal(status)
 
     send = elsewhere(answering, refuse)
-    assert [answer.status for answer in (send(), send())] == [status] * 2
+    with heard("released") as told:
+        assert [answer.status for answer in (send(), send())] == [status] * 2
     assert len(RUNS) == runs
+    reasons = {one["reason"].rpartition(".")[2] for one in told}
+    assert (len(told), reasons <= {"Refusal", "APIException"}) == (0 if status == 402 else 2, True)
 
 
 def test_without_its_body_the_answer_leaves_a_tombstone(http: Adapter) -> None:

@@ -169,6 +169,19 @@ def test_a_key_that_cannot_be_freed_waits_for_its_lease(status: int, caplog: pyt
     assert "waits for its lease" in caplog.text
 
 
+def test_work_that_raises_is_told_as_released() -> None:
+    """With the exception, and with what it refers to."""
+
+    def refers_and_raises(request: Any) -> HttpResponse:
+        get_operation(request).refer_to("event", 7)
+        raise ZeroDivisionError
+
+    with heard("released") as told, pytest.raises(ZeroDivisionError):
+        posting(refers_and_raises)()
+    (event,) = told
+    assert (event["reason"], event["resource"], event["backend"]) == ("ZeroDivisionError", ("event", "7"), "events")
+
+
 def test_a_reference_that_was_stored_unheard_does_not_lose_the_key() -> None:
     """The value under the name is of the same token, whatever else is in it."""
     FaultyBackend.after = {1: no_answer}

@@ -20,6 +20,7 @@ from django_idempotency import (
 from django_idempotency.maintenance import in_doubt
 from tests.leases import Broken
 from tests.shopapp.models import Ledger, Order
+from tests.tap import tapped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,15 +31,25 @@ def once(work: Any, **options: Any) -> Any:
 
 def lose() -> None:
     """From here on, the database commits each statement by itself, and nothing of before is left."""
-    raw = connection.connection
     if connection.vendor == "sqlite":
         with pytest.raises(DatabaseError), connection.cursor() as cursor:
             cursor.execute("INSERT OR ROLLBACK INTO shopapp_ledger (entry) VALUES ('taken')")
-    elif connection.vendor == "mysql":  # as a session that the driver has made anew
-        raw.rollback()
-        raw.autocommit(True)
     else:
-        raw.rollback()
+        connection.connection.rollback()
+        switch_to_autocommit()
+
+
+def keep() -> None:
+    """The same, and all of before is committed."""
+    connection.connection.commit()
+    switch_to_autocommit()
+
+
+def switch_to_autocommit() -> None:
+    raw = connection.connection
+    if connection.vendor == "mysql":  # as a session that the driver has made anew
+        raw.autocommit(True)
+    elif connection.vendor == "postgresql":
         raw.autocommit = True
 
 
@@ -91,6 +102,29 @@ def test_a_step_is_in_doubt(end: Callable[[], None], error: type[Exception], on_
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
+def test_a_step_that_has_committed_everything_has_its_result() -> None:
+    """It is stored behind the step, and the retry goes on from there."""
+    fails = [Broken]
+
+    def commits() -> str:
+        Order.objects.create(reference="before")
+        keep()
+        Order.objects.create(reference="after")
+        return "done"
+
+    def writes(operation: Operation) -> str:
+        written: str = operation.write("order", commits)
+        if fails:
+            raise fails.pop()
+        return written
+
+    with pytest.raises(Broken):
+        once(writes, lease=60)
+    assert in_doubt().count() == 0
+    assert once(writes, lease=60) == "done"
+    assert orders() == ["before", "after"]
+
+
 @pytest.mark.parametrize("caught", [False, True])
 def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) -> None:
     """Its result would promise what was lost."""
@@ -127,6 +161,48 @@ def test_the_error_of_a_write_is_told_also_where_its_steps_cannot_be_looked_up()
 
     with pytest.raises(Broken):
         once(writes_in_vain, lease=60)
+
+
+@pytest.mark.only_on("postgresql")
+def test_the_error_of_the_work_is_told_also_where_its_transaction_cannot_be_looked_at() -> None:
+    """The work has ended its transaction, and then lost the connection."""
+
+    def ends_in_vain() -> None:
+        lose()
+        tap.cut()
+        raise Broken
+
+    with tapped() as tap, pytest.raises(Broken):
+        once(ends_in_vain)
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_call_whose_result_was_committed_unheard_is_not_in_doubt() -> None:
+    """The second try, on a new connection, finds the result there: nothing is lost, and nothing is called again."""
+    charges: list[str] = []
+    messages = 0
+    with tapped() as tap:
+
+        def charge_once(key: str, lose: int | None = None) -> None:
+            def charge() -> None:
+                tap.take()
+                if lose is not None:
+                    tap.lose_answer(lose)
+                charges.append(key)
+
+            def charges_it(operation: Operation) -> None:
+                nonlocal messages
+                operation.call("charge", charge)
+                messages = max(messages, len(tap.take()))
+
+            for _ in range(2):
+                run_once(charges_it, scope="s", key=key, operation="o", lease=60)
+
+        charge_once("heard")
+        for number in range(1, messages + 1):
+            charge_once(f"unheard-{number}", lose=number)
+    assert len(charges) == len(set(charges)) >= 2
+    assert in_doubt().count() == 0
 
 
 @pytest.mark.only_on("postgresql", "sqlite")  # MySQL and MariaDB end an open transaction at each BEGIN

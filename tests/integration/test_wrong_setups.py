@@ -19,6 +19,7 @@ from django.test import RequestFactory, modify_settings
 import django_idempotency
 from django_idempotency import idempotent, run_once
 from django_idempotency.exceptions import IdempotencyConfigurationError
+from tests.heard import heard
 from tests.sql import NO_TABLE, TABLE, instead
 
 PACKAGE = Path(django_idempotency.__file__).parent
@@ -64,6 +65,13 @@ class TestNotMigrated:
             "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/versions.md shows. Dropping it "
             "would run its keys again."
         )
+
+    def test_it_is_told_with_its_database(self, unmigrated: None) -> None:
+        with heard() as told, pytest.raises(IdempotencyConfigurationError):
+            send()
+        (error,) = told
+        assert (error["event"], error["using"], error["identity"].key) == ("error", "default", "k")
+        assert error["reason"].startswith("django.db.utils.")
 
     def test_a_router_that_keeps_the_table_out_is_named(self, unmigrated: None, settings: Any) -> None:
         """To migrate would not help."""
