@@ -64,7 +64,7 @@ class IdempotencyKey(models.Model):
     effects = models.PositiveIntegerField(_("finished calls"), default=0, db_default=0, editable=False)
     attention_at = models.DateTimeField(_("needs attention since"), null=True, blank=True, editable=False)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
-    # The host and process id of the last worker that claimed the key, such as "web-3:4711".
+    # The host and process id of the last worker that claimed the key to do its work, such as "web-3:4711".
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)

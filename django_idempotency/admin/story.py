@@ -46,8 +46,12 @@ class Story(Facts):
             return _("The response is stored.")
         if self.unleased:
             return _("Whatever the view wrote before its transaction ended is committed.")
-        if self.in_doubt:
+        if self.steps:
             return _("No step has a result.")
+        if self.row.decisions:
+            return _(
+                "No step is recorded. Steps that were in doubt may have been deleted by a decision: see the timeline."
+            )
         return _("No step was started, so nothing has happened outside.")
 
     @property

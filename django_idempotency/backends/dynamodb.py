@@ -39,7 +39,7 @@ class DynamoDBBackend(KeyValueBackend):
         self.client = boto3.client("dynamodb", config=LIMITS, **client)
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
-        now = time.time()
+        now = round(time.time(), 3)  # as the condition says it
         key = {"name": {"S": name}}
         if old is None and new is None:
             return self._read(name, now)

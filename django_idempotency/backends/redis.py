@@ -50,7 +50,9 @@ class RedisBackend(KeyValueBackend):
     def connect(self) -> Any:
         """Return the redis-py client. Override this for a cluster or for Sentinel, and keep the same time limits."""
         limits = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "retry": Retry(NoBackoff(), 0)}
-        return redis.Redis.from_url(self.url, **limits)
+        client = redis.Redis.from_url(self.url, **limits)
+        client.connection_pool.connection_kwargs["decode_responses"] = False  # values are bytes, whatever the URL says
+        return client
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         command = (self.prefix + name, old or b"", new or b"", max(1, round(seconds * 1000)))

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from django.db import transaction
 from django.db.models import Q
+from django.db.models.functions import Left
+from django.db.models.lookups import Exact
 
 from ..engine.conf import backend_for
 from ..engine.protocol.digests import has_controls, kept_scope
@@ -138,8 +140,11 @@ def of_scope(scope: str) -> Q:
     """
     # No stored scope contains control characters.
     forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
-    clients = Q(scope__startswith=acting_for(scope)) if scope.startswith("user:") and scope in forms else Q()
-    return Q(scope__in=forms) | clients
+    if not scope.startswith("user:"):
+        return Q(scope__in=forms)
+    prefix = acting_for(scope)
+    # SQLite's LIKE, which uses the index, ignores case.
+    return Q(scope__in=forms) | (Q(scope__startswith=prefix) & Q(Exact(Left("scope", len(prefix)), prefix)))
 
 
 def _forget_in_backend(backend: str, name: str, *, include_unsettled: bool, dry_run: bool) -> Forgotten:

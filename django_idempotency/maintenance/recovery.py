@@ -37,7 +37,7 @@ from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
 from ..engine.stores.states import Clock
-from ..exceptions import NotDecryptable
+from ..exceptions import IdempotencyConfigurationError, NotDecryptable
 from ..models import IdempotencyKey
 from .cleanup import is_over
 from .decisions import Decision, with_decision
@@ -226,7 +226,10 @@ def _declared(operation: str) -> Declaration | str:
         return "its view decides its options for each request (get_idempotency_options)"
     if len(found) > 1:
         return "several views with different reconcile functions have this operation"
-    return found[0] if found[0].options.lease is not None else "its view has no lease"
+    try:
+        return found[0] if found[0].options.lease is not None else "its view has no lease"
+    except IdempotencyConfigurationError as error:
+        return f"its options cannot be used: {error}"
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
@@ -251,7 +254,10 @@ def _outcome(
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     # No fingerprint is passed, so the stored one is kept; with `known_only`, a deleted key is not created again.
     wanted = replace(claim_request(declared.options, identity, None), known_only=True)
-    claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
+    try:
+        claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
+    except NotDecryptable as error:  # it was completed meanwhile
+        return "left", str(error)
     if not isinstance(claim, Claimed):
         unclaimed = UNCLAIMED.get(type(claim))
         return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)

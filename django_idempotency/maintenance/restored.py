@@ -12,7 +12,7 @@ from ..engine.execution.operation import decode, encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
-from ..engine.stores.journal import steps_of
+from ..engine.stores.journal import locked, steps_of
 from ..engine.stores.sealing import unseal
 from ..models import IdempotencyKey
 
@@ -52,8 +52,11 @@ def remember_calls(
     identity, ttl = identify(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
+    rows = IdempotencyKey.objects.using(store.alias).filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash)
     with transaction.atomic(using=store.alias):
-        claim = store.claim(wanted)
+        # A claim would take a completed key over once its `ttl` is over, and its work would be done a second time.
+        done = locked(rows.filter(status=IdempotencyKey.Status.COMPLETED)).exists()
+        claim = None if done else store.claim(wanted)
         if isinstance(claim, Claimed):
             known = store.journal.steps(claim)
             for name, result in results.items():
@@ -65,7 +68,6 @@ def remember_calls(
                 elif step.result is None:
                     store.journal.enter_lost(claim, name, encode_step(result))
             store.journal.fail(claim, wanted, ENTERED)
-        rows = IdempotencyKey.objects.using(store.alias)
-        row = rows.filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash).first()
+        row = rows.first()
         steps = [] if row is None else steps_of(store.alias, row).filter(name__in=results, result__isnull=False)
         return {step.name: decode(unseal(identity, "result", step.result, step.name)) for step in steps}

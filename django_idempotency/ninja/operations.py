@@ -199,6 +199,12 @@ class NinjaAdapter(Adapter):
             setattr(call.request, UNANSWERED, unanswered)
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
+    def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
+        """See the base class. What another worker stored takes the place of an exception that nothing answered."""
+        if not own:
+            setattr(call.request, UNANSWERED, None)
+        return super().deliver(call, response, replayed=replayed, own=own)
+
     # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:

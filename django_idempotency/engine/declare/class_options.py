@@ -93,7 +93,7 @@ class IdempotencyMixin:
         if verb.upper() in SAFE_METHODS or handler is None:
             # An asynchronous handler runs after dispatch() has returned, so the transaction must wrap the handler.
             if iscoroutinefunction(handler):
-                setattr(self, verb, partial(awaited_as_django_would, request, handler))
+                setattr(self, verb, partial(awaited_as_django_would, request, None, handler))
             with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
                 return parent.dispatch(request, *args, **kwargs)
         # Each request has its own view object, whose handler can be replaced. The framework's dispatch() performs its
@@ -103,12 +103,11 @@ class IdempotencyMixin:
 
     def _protected(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         options = self.options_for(handler, request.method.upper())
-        if options is None:
-            if iscoroutinefunction(handler):
-                return awaited_as_django_would(request, handler, request, *args, **kwargs)
-            with as_django_would(request):
-                return handler(request, *args, **kwargs)
-        return protected_form(handler, partial(call_of, options))(request, *args, **kwargs)
+        form = handler if options is None else protected_form(handler, partial(call_of, options))
+        if iscoroutinefunction(handler):
+            return awaited_as_django_would(request, options, form, request, *args, **kwargs)
+        with as_django_would(request, options):
+            return form(request, *args, **kwargs)
 
     def get_idempotency_options(self) -> Declared:
         """Return the options declared for this request, or None if it is not protected.

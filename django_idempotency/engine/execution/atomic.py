@@ -48,7 +48,7 @@ def run_atomically(
             raised; or a database error from the claim.
     """
     attempt = _Attempt(store, wanted, connections[store.alias])
-    claim, finished, kept = None, None, False
+    claim, finished, operation, kept = None, None, None, False
     try:
         claim = claim_or_wait(store, wanted.identity, attempt.claim, wanted.wait)
         if not isinstance(claim, Claimed):
@@ -61,8 +61,7 @@ def run_atomically(
                 attempt.hold_if_ended(claim)
                 raise
             kept = attempt.may_commit(claim, returned)
-            resource = operation.resource
-            finished = returned if resource is None else replace(returned, resource=resource)
+            finished = _about(returned, operation)
             if not kept:
                 transaction.set_rollback(True, using=store.alias)
             elif finished.snapshot is not None:
@@ -80,14 +79,22 @@ def run_atomically(
         outcome = attempt.failed(work, error, finished)
         if not isinstance(outcome, Finished):
             return outcome
-        finished, kept = outcome, False
-    if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
+        finished, kept = _about(outcome, operation), False
+    if finished.verdict is not Verdict.KEEP:
+        return replace(finished, held=attempt.is_held())
+    if kept or finished.snapshot is None:
         return finished
     # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is claimed
     # again. If another request has claimed it in the meantime, that request decides the outcome, as for any duplicate.
     attempt.refuse_if_all_is_lost()
     answered = finished
     return run_atomically(store, wanted, work, lambda operation: answered)
+
+
+def _about(finished: Finished[T], operation: Operation | None) -> Finished[T]:
+    """Add the resource that the work has referred to."""
+    resource = None if operation is None else operation.resource
+    return finished if resource is None else replace(finished, resource=resource)
 
 
 @dataclass
@@ -279,7 +286,7 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def refuse_if_all_is_lost(self) -> None:
-        if self.connection.needs_rollback:
+        if self.connection.needs_rollback and not self.outermost:
             raise TransactionBroken(
                 "The database has rolled back the whole transaction, for example because of a deadlock. What was "
                 "written before this operation, in the same transaction, is lost. Roll back, and start that "
@@ -311,7 +318,7 @@ class _Attempt(NoBridgeAbove):
         Its writes and the claim have already been rolled back, unless the work ended its own transaction.
         """
         store, wanted, answered = self.store, self.wanted, None
-        event = "held" if self._is_held() else "released"
+        event = "held" if self.is_held() else "released"
         try:
             answered = work.answer(error)
         finally:
@@ -319,7 +326,7 @@ class _Attempt(NoBridgeAbove):
                 report(event, wanted.identity, store.alias, reason=describe(error))
         return answered
 
-    def _is_held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the claim was committed when the work ended its transaction. If so, every retry is refused."""
         # In the caller's transaction, `look` might find a row that isn't committed; a closed connection can't be
         # queried.

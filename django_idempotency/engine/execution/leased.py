@@ -341,11 +341,15 @@ class LeasedOperation(Operation):
             # The error may come not only from the step's function but also from COMMIT, which checks deferred
             # constraints.
             self._broke, self.resource = error, about
-            # If the step has a row by now, its function ended the transaction and may have committed changes, so the
-            # step is in doubt.
-            with suppress(Error, ClaimLost):
+            # If the step has a row by now, its changes may be committed, although its function, COMMIT or a callback of
+            # `on_commit` has raised. If nobody can say whether it has one, the same is true.
+            try:
                 if name in self._journal.steps(self._claim):
                     self._doubts.add(name)
+            except Error:
+                self._doubts.add(name)
+            except ClaimLost:
+                pass
             raise
         self._kept[name] = done[0]
         return as_kept(value, done[0])

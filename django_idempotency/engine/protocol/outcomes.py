@@ -207,6 +207,7 @@ class Finished(Generic[T]):
         reason: why nothing is stored, for every other verdict.
         resource: the object that the work has referred to.
         unstored: whether a backend failed to store the final result, so that a retry may run the work again.
+        held: whether the key blocks every retry, because the work ended its own transaction and committed the claim.
     """
 
     value: T
@@ -215,6 +216,7 @@ class Finished(Generic[T]):
     reason: str = ""
     resource: Resource | None = None
     unstored: bool = False
+    held: bool = False
 
 
 Outcome = Finished[T] | Completed | Refusal

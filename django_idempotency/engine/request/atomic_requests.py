@@ -21,7 +21,7 @@ from asgiref.sync import iscoroutinefunction
 from django.db import connections, transaction
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, resolve
+from ..conf import Idempotency, Options, resolve
 from ..execution.bridge import NoBridgeAbove, in_thread
 from ..stores import alias_of
 
@@ -43,11 +43,14 @@ class TakenOver(set[str]):
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """
-        options = resolve(*self.layers())
-        return None if options.backend else alias_of(options)
+        return _alias_of_keys(resolve(*self.layers()))
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
+
+
+def _alias_of_keys(options: Options) -> str | None:
+    return None if options.backend else alias_of(options)
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -55,11 +58,19 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
-def as_django_would(request: Any) -> AbstractContextManager[Any]:
-    """Return the transaction that Django would have opened if the view were not protected."""
+def as_django_would(request: Any, options: Options | None = None) -> AbstractContextManager[Any]:
+    """Return the transaction that Django would have opened if the view were not protected.
+
+    Args:
+        options: the options of a protected request. If its keys are in the database that was taken over, the package
+            opens the transaction with the claim, and there is nothing to return. The options of a single handler or
+            request can name another database or a backend.
+    """
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver):
         alias = mark.alias()
+        if options is not None and alias == _alias_of_keys(options):
+            return nullcontext()
         if alias and not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)
     return nullcontext()
@@ -81,13 +92,15 @@ def refuse_asynchronous(request: Any) -> None:
         )
 
 
-async def awaited_as_django_would(request: Any, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def awaited_as_django_would(
+    request: Any, options: Options | None, view: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Await an `async def` view in the transaction that `as_django_would` returns.
 
     Django does not allow ATOMIC_REQUESTS for such views, but our mark bypasses that check. The view runs in the same
     way as a protected one: see `in_thread`.
     """
-    transaction_ = as_django_would(request)
+    transaction_ = as_django_would(request, options)
     if isinstance(transaction_, nullcontext):
         return await view(*args, **kwargs)
 

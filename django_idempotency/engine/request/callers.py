@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from base64 import urlsafe_b64decode
+from base64 import b64decode, urlsafe_b64decode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import sha256
@@ -44,6 +45,8 @@ ACCESS_TOKENS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("
 """Models of access tokens. A client may get a new token before a retry, so the row doesn't identify the caller."""
 CLIENTS = ("application", "client")
 """How OAuth packages name the client that a token was issued to: as a foreign key, or as a model."""
+LONGEST_ACCOUNT = 120
+"""In characters. It leaves 130 of a readable scope for the client."""
 logger = logging.getLogger("django_idempotency")
 _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
@@ -272,9 +275,13 @@ def scope_of_user(user: Any) -> str:
 def acting_for(account: str) -> str:
     """Return the prefix shared by the scopes of all OAuth clients that act for this account, and by no other scopes.
 
-    The `scope` column has an index, which makes a query by prefix fast.
+    The `scope` column has an index, which makes a query by prefix fast. A long account is hashed, because a scope that
+    is too long would be stored as one hash, without this prefix.
     """
-    return f"for:{quote(account, safe=':/.@')}+"
+    quoted = quote(account, safe=":/.@")
+    if len(quoted) > LONGEST_ACCOUNT:
+        quoted = sha256(account.encode()).hexdigest()
+    return f"for:{quoted}+"
 
 
 def _place(model: Any, row: Model) -> str:
@@ -306,7 +313,7 @@ def _credential(request: Any, options: Options) -> str:
         if value.lower() not in PLACEHOLDERS:
             sent[header.lower()] = value
             # Every visitor's browser sends the shop's publishable key, which identifies the shop but not the visitor.
-            identified = identified or not value.rpartition(" ")[2].startswith(conf.publishable_keys)
+            identified = identified or not _sent_secret(value).startswith(conf.publishable_keys)
     # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
     # different API keys. The values are separated by a line feed, which no header value can contain.
     if not identified:
@@ -333,6 +340,15 @@ def _authorization(value: str) -> str:
     if scheme not in SCHEMES:
         raise Refused(credential_refused())
     return "" if rest[0].lower() in PLACEHOLDERS else f"{scheme} {rest[0]}"
+
+
+def _sent_secret(value: str) -> str:
+    """Return a header's credential without its scheme. In Basic authentication, an API key is the user name."""
+    scheme, _, secret = value.rpartition(" ")
+    if scheme == "basic":
+        with suppress(ValueError):
+            return b64decode(secret).decode(errors="replace")
+    return secret
 
 
 def _form_secret(request: Any) -> str | None:

@@ -37,7 +37,7 @@ def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpRespon
 async def apass_through(call: ViewCall) -> HttpResponseBase:
     """`pass_through` for an `async def` view, which stays on the event loop unless it needs a transaction."""
     _attach_without_key(call)
-    response: HttpResponseBase = await awaited_as_django_would(call.request, call.view, *call.args, **call.kwargs)
+    response: HttpResponseBase = await awaited_as_django_would(call.request, None, call.view, *call.args, **call.kwargs)
     return response
 
 

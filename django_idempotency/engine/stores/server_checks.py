@@ -38,14 +38,15 @@ def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[CheckMessage]:
     found = dict(rows_of(connection, COLLATIONS, [meta.db_table]))
+    quoted = connection.ops.quote_name
     for field in meta.concrete_fields:
         wanted = field.db_parameters(connection).get("collation")
         if wanted and found.get(field.column, wanted) != wanted:
             yield Warning(
                 f"column {field.column!r} of table {meta.db_table!r} in database {connection.alias!r} has the "
                 f"collation {found[field.column]!r}, under which two different texts may be equal.",
-                hint=f"ALTER TABLE {meta.db_table} MODIFY {field.column} {field.db_type(connection)} COLLATE {wanted} "
-                "NOT NULL",
+                hint=f"ALTER TABLE {quoted(meta.db_table)} MODIFY {quoted(field.column)} {field.db_type(connection)} "
+                f"COLLATE {wanted} NOT NULL",
                 id="django_idempotency.W008",
             )
 

@@ -365,7 +365,8 @@ class Store(ABC):
             attention_at=None,
             updated_at=Clock(),
             policy=wanted.policy,
-            worker=values_of(wanted)["worker"],
+            # A recovery isn't named: a person asks whether the worker that made the calls is dead.
+            worker=F("worker") if wanted.known_only else values_of(wanted)["worker"],
             expires_at=Clock(plus=wanted.ttl),
             locked_until=None if wanted.lease is None else Clock(plus=wanted.lease),
             **changes,
