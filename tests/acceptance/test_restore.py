@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import Client
 from django.urls import path
+from django.utils import timezone
 
 from django_idempotency.engine.stores.states import Seen
 from django_idempotency.maintenance import remember_calls
@@ -130,6 +132,15 @@ def test_what_is_completed_or_at_work_is_left_alone(status: Any) -> None:
     row = create_key("k", scope="s", operation="POST pay/", status=status)
     assert remember_calls("s", "POST pay/", "k", {"charge": 1}) == {}
     assert (IdempotencyKey.objects.get(), row.steps.count()) == (row, 0)
+
+
+@pytest.mark.django_db
+def test_a_completed_key_whose_ttl_is_over_is_left_alone() -> None:
+    """Half done, its order would be made a second time."""
+    create_key("k", scope="s", operation="POST pay/", steps={"charge": 1}, status="completed")
+    IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+    assert remember_calls("s", "POST pay/", "k", {"charge": 2}) == {"charge": 1}
+    assert IdempotencyKey.objects.get().status == "completed"
 
 
 @pytest.mark.django_db

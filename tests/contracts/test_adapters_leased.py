@@ -97,6 +97,21 @@ class TestLeased:
         assert marks([send(), send()]) == [(402, "false"), (402, "true")]
         assert RUNS == ["charged"]
 
+    def test_a_late_worker_that_raises_gets_the_winners_result(self, adapter: Adapter) -> None:
+        """Its lease ran out, and a retry has completed the key: what it raises is no matter to the client."""
+
+        def late(request: Any) -> Answer:
+            RUNS.append(len(RUNS))
+            if len(RUNS) == 1:
+                lapse()
+                assert marks([send()]) == [(201, "false")]
+                raise ZeroDivisionError
+            return Answer(201, json.dumps({"run": len(RUNS)}))
+
+        send = adapter.protect(late, lease=60)
+        answer = send()
+        assert (answer.status, answer.replayed, len(RUNS)) == (201, "true", 2)
+
     def test_a_charge_does_not_complete_without_its_order(self, adapter: Adapter) -> None:
         """The first attempt catches the error of its write; the second one does not ask for the charge."""
 

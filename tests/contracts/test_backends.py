@@ -9,7 +9,7 @@ import pytest
 
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.engine.conf import backend_for
-from tests.backends import KINDS, configured
+from tests.backends import KINDS, configured, in_redis
 from tests.servers import eventually
 
 ODD = bytes(range(256)) * 8
@@ -64,6 +64,26 @@ def test_one_of_many_rivals_wins(backend: KeyValueBackend, name: str, in_threads
     found = in_threads(16, lambda number: backend.swap(name, None, b"1 %d" % number, 60))
     (winner,) = (number for number, value in enumerate(found) if value is None)
     assert set(found) - {None} == {b"1 %d" % winner}
+
+
+def test_an_address_that_asks_for_text_gets_bytes(name: str, settings: Any) -> None:
+    """Values are no text, and redis-py lets the address win over its arguments."""
+    address = configured("redis")["OPTIONS"]["url"]
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": in_redis(f"{address}?decode_responses=True")}}
+    assert [backend_for("events").swap(name, old, ODD, 60) for old in (None, ODD)] == [None, ODD]
+
+
+def test_a_lease_ends_for_its_owner_when_it_ends_for_others(
+    name: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DynamoDB's condition knows milliseconds."""
+    now = 1000.0
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": configured("moto")}}
+    kept = backend_for("events")
+    monkeypatch.setattr("django_idempotency.backends.dynamodb.time.time", lambda: now)
+    kept.swap(name, None, b"1 claim", 30)
+    now = 1029.9997
+    assert kept.swap(name, b"1 claim", b"1 late", 60) is None
 
 
 def test_the_longest_value_fits(backend: KeyValueBackend, name: str, request: Any) -> None:

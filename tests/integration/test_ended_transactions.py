@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
 from django.db.models import F
+from django.http import HttpResponse
 from django.test import Client
 
-from django_idempotency import Operation, OutcomeUnknown, TransactionBroken, run_once
+from django_idempotency import Operation, OutcomeUnknown, TransactionBroken, idempotent, run_once
 from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance import (
     Snapshot,
@@ -25,6 +27,7 @@ from django_idempotency.maintenance import (
 )
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.heard import heard
+from tests.http import problem
 from tests.leases import breaks
 from tests.shopapp.models import Ledger, Order
 from tests.works import commit
@@ -82,6 +85,24 @@ def test_it_is_told_as_held() -> None:
         once(half)
     (event,) = told
     assert (event["identity"].key, event["using"], event["reason"]) == ("k", "default", f"{__name__}.Died")
+
+
+@pytest.mark.parametrize(("status", "options"), [(503, {}), (404, {"record": "success"})])
+def test_an_answer_that_is_not_final_is_told_as_held(status: int, options: Any, rf: Any) -> None:
+    """Not as released, either. On SQLite the end is noticed, and the answer is an error."""
+
+    def halts(request: Any) -> HttpResponse:
+        Order.objects.create(reference="before")
+        commit()
+        return HttpResponse(status=status)
+
+    view = idempotent(**options)(halts)
+    with heard("held", "released") as told:
+        with suppress(TransactionBroken):
+            assert view(rf.post("/", headers={"Idempotency-Key": "k"})).status_code == status
+        assert problem(view(rf.post("/", headers={"Idempotency-Key": "k"})))["code"] == "outcome-unknown"
+    assert [event["event"] for event in told] == ["held", "held"]
+    assert orders() == ["before"]
 
 
 def test_it_is_listed_when_its_ttl_is_over(left: IdempotencyKey) -> None:

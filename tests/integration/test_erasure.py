@@ -43,6 +43,15 @@ def test_only_this_key_of_this_caller_goes() -> None:
     assert forget("A", "k") == forget("a", '"k"') == NOTHING
 
 
+def test_a_caller_whose_name_differs_in_case_is_another_one() -> None:
+    """As are the clients that act for it, on SQLite, too."""
+    for user in ("ada", "ADA"):
+        create_key("k", scope=f"user:shop.User:{user}")
+        create_key("k", scope=f"for:user:shop.User:{user}+client:1")
+    assert forget_scope("user:shop.User:ada") == Forgotten(deleted=2, kept=0)
+    assert {scope for scope, _, _ in keys()} == {"user:shop.User:ADA", "for:user:shop.User:ADA+client:1"}
+
+
 def test_a_callers_keys_all_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """In batches."""
     monkeypatch.setattr(erasure, "BATCH_SIZE", 3)

@@ -61,6 +61,47 @@ def only(**options: Any) -> Asked:
 
 
 @pytest.mark.usefixtures("doubt")
+def test_the_worker_of_the_call_stays_named() -> None:
+    """A person asks whether it is dead, and the recovery always is."""
+    IdempotencyKey.objects.update(worker="web-3:4711")
+    HOOKS["reconcile"] = lambda operation: None
+    assert only().outcome == "left"
+    assert (row().worker, row().attempt) == ("web-3:4711", 2)
+
+
+@pytest.mark.usefixtures("doubt")
+def test_options_that_contradict_each_other_are_the_reason(settings: Any) -> None:
+    """The other operations' keys are reached."""
+    settings.IDEMPOTENCY = {"TTL": 60}
+    asked = only()
+    assert (asked.outcome, asked.reason.partition(":")[0]) == ("left", "its options cannot be used")
+
+
+def test_a_key_that_was_completed_meanwhile_and_cannot_be_decrypted_is_left(post: Post, settings: Any) -> None:
+    """The next key is reached."""
+    GATEWAY.after = breaks
+    for key in ("k1", "k2", "k3"):
+        with pytest.raises(Broken):
+            post("/pay/reconcile", key=key)
+
+    def completes_another(operation: Any) -> None:
+        for other in IdempotencyKey.objects.filter(key="k2").exclude(status="completed"):
+            settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
+            close_with(other, Snapshot(status_code=200, headers=(), body=b""))
+            settings.IDEMPOTENCY = {}
+
+    HOOKS["reconcile"] = completes_another
+    IdempotencyKey.objects.filter(key="k2").update(updated_at=timezone.now() - timedelta(hours=1))
+    IdempotencyKey.objects.filter(key="k1").update(updated_at=timezone.now() - timedelta(hours=2))
+    _, told = recover()
+    assert [(asked.outcome, "ENCRYPTION_KEYS" in asked.reason) for asked in told] == [
+        ("left", False),
+        ("left", True),
+        ("left", False),
+    ]
+
+
+@pytest.mark.usefixtures("doubt")
 class TestWhatReconcileDoes:
     def test_its_response_completes_the_key(self, post: Post) -> None:
         """The client's next retry gets it, with the payload that was stored; the view does not run."""

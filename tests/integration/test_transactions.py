@@ -77,15 +77,15 @@ def test_the_view_cannot_commit_by_itself(post: Post, path: str, error: type[Exc
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
 
 
-@pytest.mark.parametrize("status", [200, 500])
-def test_a_view_that_closes_its_connection_promises_nothing(post: Post, status: int) -> None:
-    """The database has rolled back: no success is answered, and the key is free."""
-    if status == 500:
-        assert post("/closes?status=500").status_code == 500
-    else:
+@pytest.mark.parametrize(("status", "keys"), [(200, 0), (400, 1), (500, 0)])
+def test_a_view_that_closes_its_connection_promises_nothing(post: Post, status: int, keys: int) -> None:
+    """The database has rolled back: no success is answered, and the key is free, or has the refusal."""
+    if status == 200:
         with pytest.raises(TransactionBroken):
             post("/closes?status=200")
-    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
+    else:
+        assert post(f"/closes?status={status}").status_code == status
+    assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, keys)
 
 
 @pytest.mark.only_on("postgresql", "mysql")

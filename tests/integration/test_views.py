@@ -21,8 +21,10 @@ from django.views.generic import CreateView
 from django_idempotency import Idempotency, IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
+from tests.elsewhere import faulty_backend  # noqa: F401 (a fixture)
 from tests.factories import UserFactory
 from tests.http import replayed
+from tests.leases import Broken, breaks
 from tests.shopapp.models import Order
 from tests.views import answers, creates, view_class
 
@@ -121,6 +123,40 @@ class TestTransactions:
         assert client.get("/handlers").json() == {"atomic": True}
         for url in ("/unprotected", "/by_request?off", "/by_request"):
             assert post(url).json()["atomic"] is True
+
+
+HALF: dict[str, Any] = {
+    "fixed": {"idempotency": {"using": "other"}},
+    "by_request": {"get_idempotency_options": lambda self: Idempotency(using="other")},
+    "by_action": {"idempotency_actions": {"post": {"using": "other"}}},
+    "elsewhere": {"idempotency_actions": {"post": {"backend": "events", "lease": 30}}},
+}
+
+
+async def afails(request: HttpRequest) -> HttpResponse:
+    await Order.objects.acreate()
+    raise Broken
+
+
+urlpatterns += [
+    path(f"half/{name}/{kind}", view_class(IdempotencyMixin, View, post=fails, **options).as_view())
+    for name, options in HALF.items()
+    for kind, fails in (("def", creates(then=breaks)), ("async", afails))
+]
+
+
+@pytest.mark.usefixtures("atomic_requests", "backend")
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+@pytest.mark.parametrize("kind", ["def", "async"])
+@pytest.mark.parametrize("name", HALF)
+def test_without_its_keys_a_database_keeps_djangos_transaction(name: str, kind: str, post: Post) -> None:
+    """Whichever layer of options says that they are elsewhere. A backend's are refused in it."""
+    if (name, kind) == ("fixed", "async"):
+        pytest.skip("Django refuses an async view under ATOMIC_REQUESTS")
+    for _ in range(2):
+        with pytest.raises(IdempotencyConfigurationError if name == "elsewhere" else Broken):
+            post(f"/half/{name}/{kind}")
+    assert not Order.objects.exists()
 
 
 class TestRefusals:

@@ -20,7 +20,7 @@ pytest.importorskip("rest_framework")
 from rest_framework import parsers, permissions, throttling
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
@@ -28,11 +28,13 @@ from django_idempotency import Idempotency
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.factories import UserFactory
+from tests.heard import heard
 from tests.http import replayed, same
 from tests.rest_framework import api_urls
 from tests.rest_framework.api_urls import CALLS
 from tests.shopapp.models import Ledger, Order
 from tests.views import creates, view_class
+from tests.works import commit
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_view_call")]
@@ -50,6 +52,16 @@ def fails(request: Any, order: Order) -> Response:
 def fails_after_commit(request: Any, order: Order) -> Response:
     transaction.on_commit(lambda: get_object_or_404(Ledger, pk=0))
     return Response(status=201)
+
+
+def refers_and_fails(request: Any, order: Order) -> Response:
+    request.idempotency.refer_to("order", order.pk)
+    raise ValidationError({"amount": ["wrong"]})
+
+
+def commits_and_fails(request: Any, order: Order) -> Response:
+    commit()
+    raise APIException
 
 
 def audited(view: Any) -> Callable[..., Any]:
@@ -89,6 +101,8 @@ urlpatterns = [
     *api_urls.urlpatterns,
     path("fails/after/commit/", protected(creates(then=fails_after_commit))),
     path("fails/", protected(creates(then=fails), get_exception_handler=audited)),
+    path("refers/", protected(creates(then=refers_and_fails))),
+    path("halts/", protected(creates(then=commits_and_fails))),
     path(
         "guarded/",
         protected(
@@ -135,6 +149,22 @@ def test_a_final_exception_is_rolled_back_kept_and_replayed(post: Post, error: s
     assert CALLS == ["run", "handled"]
     assert not Order.objects.exists()
     assert Ledger.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_the_view_referred_to_is_kept_with_its_exception(post: Post) -> None:
+    """As with an answer: the admin finds the key by it."""
+    with heard("completed") as told:
+        assert post("/refers/").status_code == 400
+    assert (told[0]["resource"][0], IdempotencyKey.objects.get().resource_type) == ("order", "order")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_exception_after_a_commit_in_the_middle_is_told_as_held(post: Post) -> None:
+    """And not as released, although the framework has answered it."""
+    with heard("held", "released") as told:
+        assert [post("/halts/").status_code for _ in range(2)] == [500, 409]
+    assert [event["event"] for event in told] == ["held", "held"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +32,7 @@ from tests.security import caller_urls
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.security.caller_urls")]
+JWT = f"Bearer e30.{urlsafe_b64encode(json.dumps({'client_id': 'shop'}).encode()).decode().rstrip('=')}.signed"
 CHANGING = [
     'Digest username="a", response="b"',
     "AWS4-HMAC-SHA256 Credential=a, Signature=b",
@@ -169,7 +172,9 @@ def test_a_user_who_was_read_from_a_replica_is_the_same_caller(settings: Any) ->
 
 class Partner:
     is_authenticated = True
-    pk = 1
+
+    def __init__(self, pk: Any = 1) -> None:
+        self.pk = pk
 
 
 class Robot(Partner):
@@ -259,6 +264,17 @@ def test_what_clients_did_for_a_user_is_forgotten_with_the_user() -> None:
     assert set(IdempotencyKey.objects.values_list("scope", flat=True)) == set(others)
 
 
+@pytest.mark.parametrize("name", ["anna", "علی\u200cرضا", "Анна-Мария Константинопольская", "a" * 250])
+def test_what_a_client_did_for_a_user_of_any_name_is_forgotten(rf: RequestFactory, name: str) -> None:
+    """Where a name is a primary key. The scope is readable, so that all of the user's clients share a prefix."""
+    request: Any = rf.post("/", headers={"Authorization": JWT})
+    request.user = Partner(name)
+    scope_ = scope_of(request, resolve())
+    run_once(str, operation="o", scope=scope_, key="k")
+    assert IdempotencyKey.objects.get().scope == scope_ != scope_of_user(request.user)
+    assert forget_scope(scope_of_user(request.user)).deleted == 1
+
+
 def test_a_primary_key_that_is_a_secret_is_stored_as_a_hash() -> None:
     """The REST framework's token is its own primary key. A user's name is no secret."""
     pytest.importorskip("rest_framework")
@@ -334,11 +350,21 @@ def test_a_placeholder_is_no_credential(rf: RequestFactory, headers: dict[str, s
         scope_of(rf.post("/", headers=headers), resolve(Idempotency(anonymous="refuse")))
 
 
-@pytest.mark.parametrize(("name", "value"), [("X-Api-Key", "{}"), ("Authorization", "Bearer {}")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-Api-Key", str),
+        ("Authorization", lambda key: f"Bearer {key}"),
+        ("Authorization", lambda key: f"Basic {b64encode(key.encode() + b':').decode()}"),
+    ],
+    ids=["alone", "Bearer", "Basic"],
+)
 @pytest.mark.parametrize("key", ["pk_live_a", "pk_test_a", "sb_publishable_a"])
-def test_a_publishable_key_identifies_no_caller(rf: RequestFactory, name: str, value: str, key: str) -> None:
+def test_a_publishable_key_identifies_no_caller(
+    rf: RequestFactory, name: str, value: Callable[[str], str], key: str
+) -> None:
     """Every browser of a shop sends it. It still tells shops apart."""
-    shop, other = {name: value.format(key)}, {name: value.format(f"{key}b")}
+    shop, other = {name: value(key)}, {name: value(f"{key}b")}
     sessions = [scope(rf, Cookie=f"sessionid={visitor}", **of) for visitor in "ab" for of in (shop, other)]
     assert len({*sessions, scope(rf, **shop), scope(rf, **other)}) == 6
     refusing = resolve(Idempotency(anonymous="refuse"))

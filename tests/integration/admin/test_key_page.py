@@ -20,6 +20,7 @@ from django_idempotency.admin.story import Story
 from django_idempotency.admin.texts import readable_body
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.keys import key_reference
+from django_idempotency.maintenance import release_for_retry
 from django_idempotency.maintenance.facts import facts_of
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import LIST, detail, make_key, staff
@@ -317,6 +318,25 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []
+
+
+def certain() -> str:
+    facts = facts_of([row()], results=True)[0]
+    return Story(facts.row, facts.now, facts.steps).certain
+
+
+def test_a_call_that_has_begun_is_not_nothing(post: Post) -> None:
+    """Its worker is in the middle of it; and after a release, its step is gone."""
+    seen: list[str] = []
+    GATEWAY.before = lambda: seen.append(certain())
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay")
+    release_for_retry(row())
+    assert [*seen, certain()] == [
+        "No step has a result.",
+        "No step is recorded. Steps that were in doubt may have been deleted by a decision: see the timeline.",
+    ]
 
 
 @pytest.mark.parametrize("page", ["history", "release"])

@@ -87,6 +87,15 @@ def test_an_error_of_the_setup_is_a_message(
     assert LogEntry.objects.count() == 0
 
 
+def test_a_view_with_impossible_options_does_not_close_its_keys_pages(
+    operator: Client, doubt: IdempotencyKey, settings: Any
+) -> None:
+    """After a bad deployment, too, a person may have to decide."""
+    settings.IDEMPOTENCY = {"TTL": 60}
+    page = operator.get(detail(doubt))
+    assert (page.status_code, BUTTON in page.content.decode()) == (200, False)
+
+
 def test_it_is_not_in_the_transaction_of_a_request(doubt: IdempotencyKey) -> None:
     """Under ATOMIC_REQUESTS neither: the claim of the recovery commits before `reconcile` is asked."""
     view = resolve(address(doubt, "reconcile")).func

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections
 
 from django_idempotency import StoreBusy, run_once
 from django_idempotency.maintenance import needs_attention
@@ -129,3 +130,33 @@ def test_no_transaction_is_open_between_the_steps(key: str) -> None:
     HOOKS["between"] = HOOKS["at the end"] = lambda operation: look()
     assert post_empty(key).status_code == 201
     assert states == [(False, True, "IDLE")] * 3
+
+
+def test_a_write_whose_commit_cannot_be_looked_up_completes_nothing(tap: Tap, key: str, monkeypatch: Any) -> None:
+    """A failover: its COMMIT is done and not heard of, and the next connections are refused. The view answers "no"."""
+    wrapper: Any = connections["default"]
+    refused: list[int] = []
+    connect = wrapper.connect
+
+    def connect_later() -> None:
+        if refused:
+            refused.pop()
+            raise OperationalError("connection refused")
+        connect()
+
+    def create() -> None:
+        Order.objects.create(reference=key)
+        tap.lose_answer(3)  # that of the COMMIT, before which the step and the row are updated
+        refused.extend([1, 2])
+
+    def swallows(request: Any) -> str:
+        with suppress(OperationalError):
+            request.idempotency.write("order", create)
+        return "no order"
+
+    monkeypatch.setattr(wrapper, "connect", connect_later)
+    HOOKS["view"] = swallows
+    post_empty(key, "/hooked")
+    assert (refused, Order.objects.count(), row().status) == ([], 1, "failed")
+    assert post_empty(key, "/hooked").json() == {"result": "no order"}
+    assert Order.objects.count() == 1

@@ -88,6 +88,9 @@ def test_w008_names_a_column_whose_collation_ignores_capitals(table: str, column
     change = f"ALTER TABLE {table} MODIFY `{column}` varchar({size}) CHARACTER SET utf8mb4 COLLATE {{}} NOT NULL"
     with instead(change.format("utf8mb4_general_ci"), change.format(usual)):
         (message,) = found()
+        with connection.cursor() as cursor:
+            cursor.execute(message.hint)
+        assert found() == []
     assert message.id == "django_idempotency.W008"
     assert f"column {column!r} of table {table!r}" in message.msg
     assert "'utf8mb4_general_ci', under which two different texts may be equal." in message.msg
