@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import combinations_with_replacement, product
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,8 +16,18 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
 from django.urls import path
 
-from django_idempotency import LeaseLost, ResultLost, ResultNotStorable, get_operation, idempotent
+from django_idempotency import (
+    LeaseLost,
+    Operation,
+    ResultLost,
+    ResultNotStorable,
+    arun_once,
+    get_operation,
+    idempotent,
+)
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.leases import Broken
+from tests.servers import DEADLINE
 from tests.shopapp.models import Order
 from tests.steps import miscounted
 
@@ -172,7 +183,7 @@ def test_a_failed_call_is_in_doubt_and_can_be_reconciled(key: str) -> None:
     """By a coroutine function, too."""
     with pytest.raises(ValueError, match="the gateway hung up"):
         send(key, "/reconciled")
-    assert IdempotencyStep.objects.get().error == f"ValueError: line 74 of {__name__}.fail"
+    assert IdempotencyStep.objects.get().error == f"ValueError: line 85 of {__name__}.fail"
     assert send(key, "/reconciled").content == b"charged: ('charge',)"
 
 
@@ -226,3 +237,48 @@ def test_a_request_that_is_cancelled_twice_releases_the_key(key: str) -> None:
     HOOKS.clear()
     assert send(key, "/briefly").json()["attempt"] == 2
     assert len(CALLS) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("step", "attempt"), [("acall", 1), ("acall", 2), ("awrite", 1)])
+def test_a_time_limit_around_a_step_hides_nothing(step: str, attempt: int) -> None:
+    """The step ends and is stored all the same, now or in an earlier attempt. The work, which has not got its result,
+    completes no key: a charge would be seen by nobody. The retry goes on behind it."""
+    done: list[str] = []
+    attempts: list[int] = []
+
+    async def work(operation: Operation) -> str:
+        attempts.append(operation.attempt)
+        loop, task, given_up = asyncio.get_running_loop(), asyncio.current_task(), Event()
+        assert task is not None
+        late = len(attempts) == attempt
+
+        def takes_long() -> str:
+            if late:
+                loop.call_soon_threadsafe(task.cancel)
+                assert step == "acall" or given_up.wait(DEADLINE)
+            done.append("done")
+            return "the result"
+
+        if late and attempt == 2:
+            loop.call_soon(task.cancel)
+        try:
+            result: str = await getattr(operation, step)("step", takes_long)
+        except asyncio.CancelledError:
+            task.uncancel()
+            given_up.set()
+            return "time is up"
+        if len(attempts) < attempt:
+            raise Broken
+        return result
+
+    def once() -> Any:
+        return async_to_sync(arun_once)(work, scope="s", key="k", operation="o", lease=60).value
+
+    if attempt == 2:
+        with pytest.raises(Broken):
+            once()
+    assert once() == "time is up"
+    assert IdempotencyKey.objects.get().status == "failed"
+    assert (once(), done) == ("the result", ["done"])
+    assert IdempotencyKey.objects.get().status == "completed"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection
+from django.db import DatabaseError, OperationalError, connection, connections
+from django.utils import timezone
 
 from django_idempotency import (
     ClaimLost,
@@ -18,6 +20,7 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.maintenance import in_doubt
+from django_idempotency.models import IdempotencyKey
 from tests.leases import Broken
 from tests.shopapp.models import Ledger, Order
 from tests.tap import tapped
@@ -161,6 +164,35 @@ def test_the_error_of_a_write_is_told_also_where_its_steps_cannot_be_looked_up()
 
     with pytest.raises(Broken):
         once(writes_in_vain, lease=60)
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5], ids=["claim", "start", "result", "write", "completion"])
+def test_an_exception_just_before_a_commit_leaves_no_transaction(
+    moment: int, monkeypatch: pytest.MonkeyPatch, in_threads: Callable[..., Any]
+) -> None:
+    """Of a signal, such as a time limit that the process survives. What comes next on the connection is committed."""
+    commits = []
+
+    def struck() -> None:
+        commits.append(1)
+        if len(commits) == moment:
+            raise Broken
+        type(wrapper).commit(wrapper)
+
+    def pays(operation: Operation) -> Any:
+        operation.call("charge", str, operation.derive_key("charge"))
+        return operation.write("order", lambda: Order.objects.create(reference="paid").pk)
+
+    wrapper: Any = connections["default"]
+    wrapper.ensure_connection()
+    monkeypatch.setattr(wrapper, "commit", struck)
+    with suppress(Broken, DatabaseError):  # Django's own attempt to end the transaction, or nothing if it is sent again
+        once(pays, lease=60)
+    run_once(lambda: Order.objects.create(reference="other").pk, scope="s", key="other", operation="o")
+    assert in_threads(1, lambda number: Order.objects.filter(reference="other").count()) == [1]
+    IdempotencyKey.objects.filter(key="k").update(locked_until=timezone.now() - timedelta(hours=1))
+    once(pays, lease=60)
+    assert Order.objects.filter(reference="paid").count() == 1
 
 
 @pytest.mark.only_on("postgresql")

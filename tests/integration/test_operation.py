@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -23,6 +24,7 @@ from django_idempotency import (
     ResultNotStorable,
     run_once,
 )
+from django_idempotency.engine.execution import leased
 from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -50,6 +52,52 @@ class TestSteps:
         with pytest.raises(IdempotencyConfigurationError, match="'mail' was used twice in one attempt"):
             self.run(post, twice)
         assert calls == [1]
+
+    @pytest.mark.parametrize(("outer", "inner"), [("fetch", "call"), ("call", "write"), ("call", "call")])
+    def test_a_step_inside_another_one_is_refused(self, post: Post, outer: str, inner: str) -> None:
+        """A retry that finds the result of the outer one would never ask for the inner one."""
+
+        def nested(operation: Any) -> None:
+            getattr(operation, outer)("outer", lambda: getattr(operation, inner)("inner", breaks))
+
+        with pytest.raises(IdempotencyConfigurationError, match="'inner' was started inside the function"):
+            self.run(post, nested)
+
+    def test_another_operation_inside_a_step_has_its_own_steps(self, post: Post) -> None:
+        def pays(operation: Operation) -> Any:
+            return operation.call("charge", lambda: "paid")
+
+        def nested(operation: Any) -> Any:
+            return operation.call(
+                "pay", lambda: run_once(pays, scope="s", key="other", operation="pay", lease=60).value
+            )
+
+        assert self.run(post, nested) == "paid"
+
+    def test_a_result_that_the_work_never_got_completes_no_key(
+        self, post: Post, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when a signal's exception strikes between the COMMIT of a call and its return."""
+        monkeypatch.setattr(leased, "as_kept", breaks)
+
+        def gives_up(operation: Any) -> str:
+            with suppress(Broken):
+                operation.call("charge", lambda: "charged")
+            return "time is up"
+
+        assert self.run(post, gives_up) == "time is up"
+        assert (row().status, half_done().count()) == ("failed", 1)
+
+    def test_a_result_may_also_be_read_from_the_results(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(leased, "as_kept", breaks)
+
+        def looks_it_up(operation: Any) -> Any:
+            with suppress(Broken):
+                operation.call("charge", lambda: "charged")
+            return operation.results
+
+        assert self.run(post, looks_it_up) == {"charge": "charged"}
+        assert row().status == "completed"
 
     @pytest.mark.parametrize("name", ["", "x" * 101, 5])
     def test_names_are_short_strings(self, post: Post, name: Any) -> None:

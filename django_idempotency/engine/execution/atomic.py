@@ -16,7 +16,7 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from ..stores import opening
 from .bridge import NoBridgeAbove
-from .claiming import claim_or_wait, unavailable
+from .claiming import claim_or_wait, give_up, unavailable
 from .operation import AtomicOperation
 
 if TYPE_CHECKING:
@@ -200,9 +200,7 @@ class _Attempt(NoBridgeAbove):
             connection.in_atomic_block = bool(blocks)
             connection.needs_rollback = True
         elif self._is_torn(error):
-            connection.in_atomic_block = connection.closed_in_transaction = False
-            with suppress(Error):
-                connection.close()  # the next query opens another one
+            give_up(connection)
 
     def _is_torn(self, error: BaseException) -> bool:
         """Whether Django, the driver and the server may disagree about the state of the connection."""

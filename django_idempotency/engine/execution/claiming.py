@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -110,13 +111,23 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     return Unavailable()
 
 
+def give_up(connection: Any) -> None:
+    """Close a connection about whose transaction Django, the driver and the server may disagree.
+
+    The next query opens another one.
+    """
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    with suppress(Error):
+        connection.close()
+
+
 def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
     """Repeat the claim until the other request ends, or until `time.monotonic()` reaches `end`.
 
     A failed claim ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
     """
     pause = FIRST_PAUSE
-    while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
+    while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0 and not get_settings().pauses():
         # Without this jitter, many duplicates would all claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)

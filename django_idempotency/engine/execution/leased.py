@@ -32,7 +32,7 @@ from ..stores import Store
 from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
-from .claiming import claim_or_wait, is_alone
+from .claiming import claim_or_wait, give_up, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
@@ -148,8 +148,15 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
             "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
             "@transaction.non_atomic_requests."
         )
-    with transaction.atomic(using=store.alias, durable=True):
-        return write()
+    connection, in_a_test = store.connection, store.connection.in_atomic_block
+    try:
+        with transaction.atomic(using=store.alias, durable=True):
+            return write()
+    except BaseException:
+        # See Note [An exception at any moment]: it may have struck before the COMMIT was sent.
+        if not in_a_test and (connection.in_atomic_block or not connection.autocommit):
+            give_up(connection)
+        raise
 
 
 def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
@@ -344,9 +351,9 @@ class LeasedOperation(Operation):
             # If the step has a row by now, its changes may be committed, although its function, COMMIT or a callback of
             # `on_commit` has raised. If nobody can say whether it has one, the same is true.
             try:
-                if name in self._journal.steps(self._claim):
+                if committed(self._store, what, partial(self._journal.has, self._claim, name)):
                     self._doubts.add(name)
-            except Error:
+            except (Error, IdempotencyConfigurationError):
                 self._doubts.add(name)
             except ClaimLost:
                 pass
@@ -381,7 +388,10 @@ class LeasedOperation(Operation):
         come from that step or call. The same is true if a `write` raised it after other steps had finished, because a
         completed key would hide their effects.
         """
-        return not (self._doubts or self.lost or (self._broke is error and self._kept))
+        return not (self._doubts or self.lost or self._unreceived() or (self._broke is error and self._kept))
+
+    def _unreceived(self) -> str:
+        return ", ".join(sorted((self._pending & self._kept.keys()) - self._fetched))
 
     def _left_behind(self) -> str:
         """Return the reason why the work's answer must not complete the key, or an empty string if there is none.
@@ -396,6 +406,10 @@ class LeasedOperation(Operation):
             return f"The work answered, and it is unknown whether {', '.join(self.in_doubt)} took effect."
         if self.lost:
             return f"The work answered, and the value of {', '.join(self.lost)} was lost."
+        if unreceived := self._unreceived():
+            return (
+                f"The work answered without the result of {unreceived}, which was stored after the work had given up."
+            )
         if not self._calls:
             return ""
         if self._broke is not None:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from types import SimpleNamespace
@@ -29,6 +31,8 @@ MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
 MAX_STEP_BYTES = 1024 * 1024
 """The size limit for a step's result. A result is meant to be a short receipt, such as the id of a charge, because
 every later attempt reads all of its key's results."""
+_INSIDE: ContextVar[tuple[Any, str]] = ContextVar("inside", default=(None, ""))
+"""The operation and the name of the `call` or `fetch` whose function is running."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -78,6 +82,8 @@ class Operation:
         Each run may read all stored results, and may use each step name once. It must request derived keys again.
         """
         self._used: set[str] = set()
+        self._pending: set[str] = set()
+        """The steps that this run has asked for, and whose result it has not received."""
         self._keyed = frozenset()
         self._unasked = {*self._doubts, *self._kept}
         """The stored steps that this run has not asked for yet."""
@@ -100,6 +106,7 @@ class Operation:
         gone, `DoesNotExist` is raised.
         """
         self._unasked = set()
+        self._pending.difference_update(self._kept)
         return {name: decode(text) for name, text in self._kept.items() if text is not None}
 
     @property
@@ -180,9 +187,10 @@ class Operation:
         _refuse_coroutine(name, function, "acall")
         known, value = self._start(name)
         if known:
-            return cast(T, value)
+            return cast(T, self._received(name, value))
         try:
-            value = function(*args, **kwargs)
+            with self._inside(name):
+                value = function(*args, **kwargs)
             if isawaitable(value):
                 raise IdempotencyConfigurationError(
                     f"step {name!r}: {function!r} returned {value!r}, which no code awaits: the call may not have been "
@@ -191,7 +199,7 @@ class Operation:
         except BaseException as error:
             self._note(name, error)
             raise
-        return cast(T, self._finish(name, value))
+        return cast(T, self._received(name, self._finish(name, value)))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Read a value, such as an exchange rate, from another system without changing anything there.
@@ -215,7 +223,11 @@ class Operation:
         """
         _refuse_coroutine(name, function, "afetch")
         known, value = self._look_up(name)
-        return cast(T, value if known else self._keep_fetched(name, function(*args, **kwargs)))
+        if not known:
+            with self._inside(name):
+                value = function(*args, **kwargs)
+            value = self._keep_fetched(name, value)
+        return cast(T, self._received(name, value))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` in a transaction, so that its writes and its result are committed together, exactly once.
@@ -240,10 +252,7 @@ class Operation:
             IdempotencyConfigurationError: if a name is used twice, or a transaction is open.
         """
         _refuse_coroutine(name, function, "awrite")
-        known, value = self._look_up(name)
-        if known:
-            return cast(T, value)
-        return cast(T, self._write(name, partial(function, *args, **kwargs)))
+        return cast(T, self._received(name, self._written(name, partial(function, *args, **kwargs))))
 
     def renew(self) -> None:
         """Restart the lease at its full length, for work that takes longer than one lease.
@@ -267,7 +276,7 @@ class Operation:
         its result. Give the call itself a time limit.
         """
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
-        return await until_done(call, at_most=self._lease)
+        return self._received(name, await until_done(call, at_most=self._lease))
 
     @overload
     async def afetch(
@@ -279,14 +288,16 @@ class Operation:
 
     async def afetch(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`fetch` for `async def` views. A `def` function runs in a thread."""
-        return await self._astep(self._look_up, self._keep_fetched, name, partial(function, *args, **kwargs))
+        fetch = self._astep(self._look_up, self._keep_fetched, name, partial(function, *args, **kwargs))
+        return self._received(name, await fetch)
 
     async def _astep(self, start: Any, finish: Any, name: str, function: Callable[[], Any]) -> Any:
         known, value = await sync_to_async(start)(name)
         if known:
             return value
         try:
-            value = await awaited(function)
+            with self._inside(name):
+                value = await awaited(function)
         except Exception as error:  # not CancelledError: a cancelled task must not start a query
             if name in self._doubts:
                 await sync_to_async(self._note)(name, error)
@@ -303,7 +314,8 @@ class Operation:
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`write` for `async def` views. `function` may be a `def` or an `async def` function."""
-        return await sync_to_async(self.write)(name, synchronous(function), *args, **kwargs)
+        write = partial(self._written, name, partial(synchronous(function), *args, **kwargs))
+        return self._received(name, await sync_to_async(write)())
 
     async def arenew(self) -> None:
         """`renew` for `async def` views."""
@@ -311,9 +323,36 @@ class Operation:
 
     # --- steps without storage
 
+    def _received(self, name: str, value: Any) -> Any:
+        """Note that the work now has the step's result.
+
+        A time limit around `acall` or `awrite`, or an exception from a signal, can take the result away from the work
+        after it was stored.
+        """
+        self._pending.discard(name)
+        return value
+
+    @contextmanager
+    def _inside(self, name: str) -> Iterator[None]:
+        token = _INSIDE.set((self, name))
+        try:
+            yield
+        finally:
+            _INSIDE.reset(token)
+
+    def _written(self, name: str, function: Callable[[], Any]) -> Any:
+        known, value = self._look_up(name)
+        return value if known else self._write(name, function)
+
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
         """Mark the step name as used. Return `(True, result)` if a result is stored, otherwise `(False, None)`."""
         _check(name)
+        operation, outer = _INSIDE.get()
+        if operation is self:
+            raise IdempotencyConfigurationError(
+                f"step {name!r} was started inside the function of step {outer!r}. A retry that finds the result of "
+                f"{outer!r} would not reach it. Start it before or after."
+            )
         if name in self._used:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was used twice in one attempt. Give each step of an operation a name of its own."
@@ -330,6 +369,7 @@ class Operation:
                 "the step's function return a dict: to_dict(), model_dump(mode='json')."
             )
         self._used.add(name)
+        self._pending.add(name)
         self._unasked.discard(name)
         return (True, decode(self._kept[name])) if name in self._kept and not lost else (False, None)
 

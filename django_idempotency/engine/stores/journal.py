@@ -236,6 +236,14 @@ class Journal:
         self.fence(claimed, unknown=1)
         self._add(claimed, name, Kind.WRITE)
 
+    def has(self, claimed: Claimed, name: str) -> bool:
+        """Whether the step has a row, once each earlier transaction of this attempt has ended. Raises `LeaseLost`.
+
+        A server may still be working on a COMMIT after its connection has broken.
+        """
+        self.fence(claimed)
+        return name in self.steps(claimed)
+
     def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
         """Record the result of a local write, as the last statement of its transaction.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ from django_idempotency.models import IdempotencyKey
 from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import lapse, row
+from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
+from tests.sql import ask, isolated
 from tests.tap import Tap, tapped
 from tests.works import charge_and_place
 
@@ -160,3 +164,45 @@ def test_a_write_whose_commit_cannot_be_looked_up_completes_nothing(tap: Tap, ke
     assert (refused, Order.objects.count(), row().status) == ([], 1, "failed")
     assert post_empty(key, "/hooked").json() == {"result": "no order"}
     assert Order.objects.count() == 1
+
+
+DEFERRED = """CREATE FUNCTION deferred() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN PERFORM pg_advisory_xact_lock(59); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER deferred AFTER INSERT ON shopapp_order DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION deferred()"""
+NOT_DEFERRED = "DROP TRIGGER deferred ON shopapp_order; DROP FUNCTION deferred"
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype"
+
+
+def test_a_write_whose_commit_is_still_at_work_completes_nothing(tap: Tap, key: str) -> None:
+    """The connection breaks while the server commits. Whoever looks for the step waits until that has ended."""
+    held = Event()
+
+    def cuts_the_commit() -> None:
+        ask("SELECT pg_advisory_lock(59)")
+        held.set()
+        eventually("the COMMIT to wait", lambda: ask(f"{WAITING} = 'advisory'") == (1,))
+        tap.cut()
+        eventually("the worker to wait for it", lambda: ask(f"{WAITING} IN ('transactionid', 'tuple')") != (0,))
+
+    def swallows(request: Any) -> str:
+        with suppress(OperationalError):
+            request.idempotency.write("order", lambda: Order.objects.create(reference=key).pk)
+        return "no order"
+
+    HOOKS["view"] = swallows
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(isolated(execute), DEFERRED).result(DEADLINE)
+        try:
+            cut = pool.submit(isolated(cuts_the_commit))
+            assert held.wait(DEADLINE)
+            post_empty(key, "/hooked")
+            cut.result(DEADLINE)
+        finally:
+            pool.submit(isolated(execute), NOT_DEFERRED).result(DEADLINE)
+    assert (Order.objects.count(), row().status) == (1, "failed")
+
+
+def execute(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
