@@ -15,8 +15,11 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.request.observing import CONTINUED
 from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.shopapp.models import Order
 from tests.unreachable import UNREACHABLE, reached_by
 
@@ -114,7 +117,7 @@ def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> 
     HOOKS["view"] = fail
     with pytest.raises(ValueError, match="the view fails"):
         post("/create")
-    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 112 of {__name__}.")
+    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 115 of {__name__}.")
     HOOKS.clear()
     assert [post("/create?status=503", key="other").status_code for _ in range(2)] == [503, 503]
     assert post("/create").status_code == 201
@@ -179,6 +182,20 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
     answer = post("/enforced")
     assert (answer.status_code, answer.json()["title"]) == (409, "Idempotency-Key is completed, response not stored")
     assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize("steps", [{"in_doubt": ["charge"], "on_abandoned": "hold"}, {"steps": {"charge": 1}}])
+def test_what_a_protected_request_left_unfinished_stays_so(
+    post: Post, key: str, caplog: pytest.LogCaptureFixture, steps: Any
+) -> None:
+    """The view runs, and whoever looks for the charge still finds it."""
+    left = create_key(key, scope="anonymous", operation="POST create", **steps)
+    IdempotencyKey.objects.update(fingerprint=None)
+    assert post("/create").status_code == 201
+    assert needs_attention().get() == left
+    assert logged(caplog) == [f"Observed: POST create would have been {CONTINUED} (key {reference(key)})."]
+    left.refresh_from_db()
+    assert (left.attempt, left.policy) == (1, steps.get("on_abandoned", "retry-keyed"))
 
 
 def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(rf: RequestFactory) -> None:

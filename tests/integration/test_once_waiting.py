@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from threading import Event, Timer
 from typing import Any
 
 import pytest
 from django.test import override_settings
+from django.utils import timezone
 
-from django_idempotency import Idempotency, once
+from django_idempotency import Idempotency, OperationInProgress, once
 from django_idempotency.engine.execution.once import patience
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
+from tests.leases import breaks
 
 
 @pytest.mark.only_on("postgresql", "mysql")
@@ -51,3 +56,20 @@ def test_how_long_it_waits(options: Any, setting: Any, seconds: float) -> None:
     """A minute, or the lease of a worker that may be dead; the project's own number comes before both."""
     with override_settings(IDEMPOTENCY=setting):
         assert patience(Idempotency(**options)) == seconds
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_waiting_delivery_starts_once_the_endpoints_are_paused(settings: Any) -> None:
+    """Its worker is dead, and the key would be free when the lease is over."""
+    create_key("7", scope="tasks", operation="held", status="in_progress")
+    IdempotencyKey.objects.update(locked_until=timezone.now() + timedelta(seconds=1))
+    asked: list[bool] = []
+
+    def paused() -> bool:
+        asked.append(True)
+        return len(asked) > 2
+
+    settings.IDEMPOTENCY = {"PAUSED": paused}
+    held = once(scope="tasks", key=str, operation="held", lease=30)(breaks)
+    with pytest.raises(OperationInProgress):
+        held("7")

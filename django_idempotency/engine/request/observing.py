@@ -30,6 +30,7 @@ from .view_call import ViewCall
 T = TypeVar("T")
 OBSERVED_LEASE = 300.0
 """Seconds after which a dead worker's claim counts as abandoned, for views that are only observed."""
+CONTINUED = "continued after its stored steps"
 logger = logging.getLogger("django_idempotency")
 
 
@@ -42,7 +43,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
         return pass_through(call, identity_of(call) if isinstance(wanted, Problem) else None)
     observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry")
     store = safely(lambda: store_for(alias_of(call.options)))
-    claim = None if store is None else _in_its_own(store, partial(store.claim, observing))
+    claim = None if store is None else _in_its_own(store, partial(_claim, store, observing))
     if store is None or not isinstance(claim, Claimed):
         _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)
         return pass_through(call, wanted.identity)
@@ -53,6 +54,18 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
         raise
     _in_its_own(store, partial(_settle, call, store, wanted, claim, response))
     return response
+
+
+def _claim(store: Store, wanted: ClaimRequest) -> object:
+    """Claim the key, unless it has steps from a time when the view was protected. Return `CONTINUED` in that case.
+
+    The view doesn't ask for these steps while it is only observed, and completing the key would hide what they did.
+    """
+    claim = store.claim(wanted)
+    if isinstance(claim, Claimed) and claim.attempt > 1 and store.journal.has_steps(claim):
+        transaction.set_rollback(True, using=store.alias)
+        return CONTINUED
+    return claim
 
 
 def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, response: Any) -> None:
@@ -72,8 +85,12 @@ def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
 
 
 def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> None:
-    if isinstance(met, Completed | Problem):
-        what = "replayed" if isinstance(met, Completed) else f"refused with {met.status}: {met.title}"
+    what = ""
+    if isinstance(met, Problem):
+        what = f"refused with {met.status}: {met.title}"
+    elif isinstance(met, Completed) or met is CONTINUED:
+        what = "replayed" if isinstance(met, Completed) else CONTINUED
+    if what:
         key = "" if wanted is None else f" (key {wanted.identity.reference})"
         with harmless():
             logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)
