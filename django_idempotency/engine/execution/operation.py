@@ -106,7 +106,8 @@ class Operation:
         gone, `DoesNotExist` is raised.
         """
         self._unasked = set()
-        self._pending.difference_update(self._kept)
+        if self._steps_on is not None:
+            self._pending.difference_update(self._kept)
         return {name: decode(text) for name, text in self._kept.items() if text is not None}
 
     @property
