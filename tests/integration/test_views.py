@@ -159,6 +159,28 @@ def test_without_its_keys_a_database_keeps_djangos_transaction(name: str, kind: 
     assert not Order.objects.exists()
 
 
+urlpatterns += [
+    path(
+        "completed",
+        view_class(
+            IdempotencyMixin,
+            View,
+            get=answers(),
+            post=answers(),
+            idempotency={"on_abandoned": "hold"},
+            idempotency_actions={"post": {"lease": 60}},
+        ).as_view(),
+    )
+]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_options_of_a_class_may_need_those_of_a_handler(method: str, client: Client, key: str) -> None:
+    """The class alone, whose options are impossible, is only asked where its keys are."""
+    assert getattr(client, method)("/completed", headers={"Idempotency-Key": key}).status_code == 200
+
+
 class TestRefusals:
     def test_after_the_view_class(self) -> None:
         """A TypeError when the class is made, with the right order."""

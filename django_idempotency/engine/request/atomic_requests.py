@@ -21,7 +21,7 @@ from asgiref.sync import iscoroutinefunction
 from django.db import connections, transaction
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Options, resolve
+from ..conf import Idempotency, Options, place_of_keys
 from ..execution.bridge import NoBridgeAbove, in_thread
 from ..stores import alias_of
 
@@ -43,13 +43,13 @@ class TakenOver(set[str]):
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """
-        return _alias_of_keys(resolve(*self.layers()))
+        return _alias_of_keys(place_of_keys(*self.layers()))
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
 
 
-def _alias_of_keys(options: Options) -> str | None:
+def _alias_of_keys(options: Idempotency) -> str | None:
     return None if options.backend else alias_of(options)
 
 
