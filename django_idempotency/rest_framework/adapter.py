@@ -20,7 +20,7 @@ from ..engine.declare.wrappers import innermost
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.adapters import Adapter
-from ..engine.request.callers import authenticated_scope, is_authenticated
+from ..engine.request.callers import authenticated_scope, is_authenticated, name_among
 from ..engine.request.calls import Call
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_payload_of
 from .finality import settle
@@ -44,10 +44,10 @@ class RestFrameworkAdapter(Adapter):
             return super().caller(request)
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().caller(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
-        kind = type(request.successful_authenticator)
         # REST framework's own authenticators never set `request.auth` to a string, so only the others are counted.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
-        return authenticated_scope(request, f"{kind.__module__}.{kind.__qualname__}" if several else "")
+        named = name_among(request.authenticators, dotted_class, request.successful_authenticator) if several else ""
+        return authenticated_scope(request, named)
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
         """Return the data read by the view's own parsers or, if a parser fails, a hash of the raw bytes.
@@ -130,6 +130,11 @@ class RestFrameworkAdapter(Adapter):
         returned.accepted_media_type = renderer.media_type
         vars(returned)["renderer_context"] = context
         return returned
+
+
+def dotted_class(authenticator: Any) -> str:
+    kind = type(authenticator)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def view_of(call: Call) -> Any:
