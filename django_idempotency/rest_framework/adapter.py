@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from django.db import connections
 from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework import authentication
@@ -84,7 +86,7 @@ class RestFrameworkAdapter(Adapter):
         """Return the rendered response that REST framework produces for an exception.
 
         The exception handler and the renderer run in separate transactions: the default handler calls `set_rollback()`,
-        so in a shared transaction, the renderer would be unable to query the database.
+        so in a shared transaction, the renderer would be unable to query the database. See `_still_queried`.
         """
         if type(error) is type(vars(call.asked_with).get(UNPARSED)):
             raise error  # the parser's error must roll back the claim
@@ -95,7 +97,7 @@ class RestFrameworkAdapter(Adapter):
         except Exception as unanswered:
             settle(view, call.request, unanswered)
             raise
-        with call.own_transaction():
+        with call.own_transaction(), _still_queried():
             return call.judge(self.response(call, response))
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
@@ -135,6 +137,23 @@ class RestFrameworkAdapter(Adapter):
 def dotted_class(authenticator: Any) -> str:
     kind = type(authenticator)
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@contextmanager
+def _still_queried() -> Iterator[None]:
+    """Let the renderer query the databases of which Django's own transactions are marked for rollback.
+
+    With ATOMIC_REQUESTS, `set_rollback()` marks those of all databases. Without protection, the renderer runs after
+    their end.
+    """
+    marked = [each for each in connections.all(initialized_only=True) if each.in_atomic_block and each.needs_rollback]
+    for connection in marked:
+        connection.set_rollback(False)
+    try:
+        yield
+    finally:
+        for connection in marked:
+            connection.set_rollback(True)
 
 
 def view_of(call: Call) -> Any:
