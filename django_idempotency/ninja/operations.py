@@ -31,7 +31,7 @@ from ..engine.execution.bridge import synchronous
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.adapters import RUNNING, Adapter
-from ..engine.request.callers import authenticated_scope
+from ..engine.request.callers import authenticated_scope, name_among
 from ..engine.request.calls import Call
 from ..engine.request.view_call import ViewCall
 from ..exceptions import IdempotencyConfigurationError
@@ -237,7 +237,7 @@ def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], 
     """
     for callback in callbacks:
         if synchronous(callback)(request) == auth:
-            return dotted_name(callback)
+            return name_among(callbacks, dotted_name, callback)
     raise IdempotencyConfigurationError(
         f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "
         "returned it. Return a model instance from each authenticator, or pass scope=callable(request)."

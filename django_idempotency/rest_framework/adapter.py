@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from django.db import connections
 from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 from rest_framework import authentication
@@ -20,7 +22,7 @@ from ..engine.declare.wrappers import innermost
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.adapters import Adapter
-from ..engine.request.callers import authenticated_scope, is_authenticated
+from ..engine.request.callers import authenticated_scope, is_authenticated, name_among
 from ..engine.request.calls import Call
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_payload_of
 from .finality import settle
@@ -44,10 +46,10 @@ class RestFrameworkAdapter(Adapter):
             return super().caller(request)
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().caller(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
-        kind = type(request.successful_authenticator)
         # REST framework's own authenticators never set `request.auth` to a string, so only the others are counted.
         several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
-        return authenticated_scope(request, f"{kind.__module__}.{kind.__qualname__}" if several else "")
+        named = name_among(request.authenticators, dotted_class, request.successful_authenticator) if several else ""
+        return authenticated_scope(request, named)
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
         """Return the data read by the view's own parsers or, if a parser fails, a hash of the raw bytes.
@@ -84,7 +86,7 @@ class RestFrameworkAdapter(Adapter):
         """Return the rendered response that REST framework produces for an exception.
 
         The exception handler and the renderer run in separate transactions: the default handler calls `set_rollback()`,
-        so in a shared transaction, the renderer would be unable to query the database.
+        so in a shared transaction, the renderer would be unable to query the database. See `_still_queried`.
         """
         if type(error) is type(vars(call.asked_with).get(UNPARSED)):
             raise error  # the parser's error must roll back the claim
@@ -95,7 +97,7 @@ class RestFrameworkAdapter(Adapter):
         except Exception as unanswered:
             settle(view, call.request, unanswered)
             raise
-        with call.own_transaction():
+        with call.own_transaction(), _still_queried():
             return call.judge(self.response(call, response))
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
@@ -130,6 +132,28 @@ class RestFrameworkAdapter(Adapter):
         returned.accepted_media_type = renderer.media_type
         vars(returned)["renderer_context"] = context
         return returned
+
+
+def dotted_class(authenticator: Any) -> str:
+    kind = type(authenticator)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@contextmanager
+def _still_queried() -> Iterator[None]:
+    """Let the renderer query the databases of which Django's own transactions are marked for rollback.
+
+    With ATOMIC_REQUESTS, `set_rollback()` marks those of all databases. Without protection, the renderer runs after
+    their end.
+    """
+    marked = [each for each in connections.all(initialized_only=True) if each.in_atomic_block and each.needs_rollback]
+    for connection in marked:
+        connection.set_rollback(False)
+    try:
+        yield
+    finally:
+        for connection in marked:
+            connection.set_rollback(True)
 
 
 def view_of(call: Call) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib import messages
+from django.contrib.sessions.backends import db
 from django.contrib.sessions.models import Session
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
@@ -14,6 +15,7 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from tests.shopapp.models import Order
+from tests.views import answers
 
 KEY = {"Idempotency-Key": "one"}
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -116,6 +118,28 @@ def test_a_duplicate_does_not_save_the_session_that_it_loaded_before(
 
     assert (second.status_code, second["Idempotency-Replayed"], second["Vary"]) == (201, "true", "Cookie")
     assert (Order.objects.count(), cart()) == (1, left)
+
+
+class SessionStore(db.SessionStore):
+    """With an argument of its own, as in django-user-sessions. Django signs a session with the name of the class."""
+
+    def __init__(self, session_key: str | None, user_agent: str) -> None:
+        super().__init__(session_key)
+        self.user_agent = user_agent
+
+
+def test_a_duplicate_gets_a_session_of_any_engine(shopper: Client, rf: Any) -> None:
+    """The request's own store is read again."""
+    view, session = idempotent(answers()), shopper.session
+    for bought in (False, True):
+        request = rf.post("/check-out/", headers=KEY)
+        request.session = SessionStore(session.session_key, "Firefox")
+        assert request.session["cart"] == "a book"
+        if bought:
+            session["cart"] = "a pen"
+            session.save()
+        view(request)
+    assert (request.session["cart"], request.session.user_agent) == ("a pen", "Firefox")
 
 
 @idempotent

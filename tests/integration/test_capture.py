@@ -72,6 +72,29 @@ def test_a_cookie_is_a_credential(post: Post, settings: Any, stored: bool) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "attributes"),
+    [
+        ("a", "b", {"path": "/münchen", "secure": True, "httponly": True, "samesite": "Lax", "domain": "x.org"}),
+        ("a", 'semi; "quoted"', {"path": "/my path", "max_age": 0}),
+        ("$a", "", {"path": ""}),
+    ],
+)
+def test_a_stored_cookie_keeps_what_a_browser_would_not_send(name: str, value: str, attributes: Any) -> None:
+    """Its attributes, and a name or path that Python does not read from a request."""
+    first = HttpResponse()
+    first.set_cookie(name, value, **attributes)
+    headers = tuple(("Set-Cookie", cookie.OutputString()) for cookie in first.cookies.values())
+    second = restore(Snapshot(status_code=200, headers=headers, body=b""))
+    assert (second.cookies.output(), second.cookies[name].value) == (first.cookies.output(), value)
+
+
+def test_a_cookie_set_by_hand_that_python_refuses_stays_a_header() -> None:
+    """It is replayed as the view has written it."""
+    headers = (("Set-Cookie", "a[1]=b; Path=/; Priority=High"),)
+    assert restore(Snapshot(status_code=200, headers=headers, body=b"")).headers["Set-Cookie"] == headers[0][1]
+
+
+@pytest.mark.parametrize(
     ("content_type", "body"),
     [
         ("application/json", b'{ "a" :\t1 ,\r\n"b":[ ] }\n\n'),

@@ -29,6 +29,7 @@ from tests.shopapp.models import Order
 from tests.views import answers, creates, view_class
 
 Post = Callable[..., Any]
+VERBS = ("get", "post", "put", "patch")
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_views")]
 
 
@@ -156,6 +157,113 @@ def test_without_its_keys_a_database_keeps_djangos_transaction(name: str, kind: 
     for _ in range(2):
         with pytest.raises(IdempotencyConfigurationError if name == "elsewhere" else Broken):
             post(f"/half/{name}/{kind}")
+    assert not Order.objects.exists()
+
+
+urlpatterns += [
+    path(
+        "completed",
+        view_class(
+            IdempotencyMixin,
+            View,
+            get=answers(),
+            post=answers(),
+            idempotency={"on_abandoned": "hold"},
+            idempotency_actions={"post": {"lease": 60}},
+        ).as_view(),
+    )
+]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_options_of_a_class_may_need_those_of_a_handler(method: str, client: Client, key: str) -> None:
+    """The class alone, whose options are impossible, is only asked where its keys are."""
+    assert getattr(client, method)("/completed", headers={"Idempotency-Key": key}).status_code == 200
+
+
+class Overriding:
+    """Goes below the mixin. A browser's form, for example, can only send POST."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        request.method = request.GET.get("_method", request.method)
+        response: HttpResponse = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        if "fail" in request.GET:
+            raise Broken
+        return response
+
+
+class Calling(view_class(IdempotencyMixin, View, post=creates())):
+    def put(self, request: HttpRequest) -> Any:
+        return self.post(request)
+
+    get = put
+
+    def get_idempotency_options(self) -> Any:
+        assert self.request.method != "GET"
+        return {"methods": ("POST", "PUT")}
+
+
+def savepoints(*args: Any) -> HttpResponse:
+    return JsonResponse({"atomic": connection.in_atomic_block, "savepoints": len(connection.savepoint_ids)})
+
+
+Overridden = view_class(IdempotencyMixin, Overriding, View, **dict.fromkeys(VERBS, creates(then=savepoints)))
+
+
+def overridden(**options: Any) -> Any:
+    return type("Orders", (Overridden,), options).as_view()
+
+
+nested = overridden(idempotency=None)
+urlpatterns += [
+    path("calling", Calling.as_view()),
+    path("overridden", overridden()),
+    path("overridden/optional", overridden(idempotency={"required": False})),
+    path("overridden/off", overridden(idempotency_actions={"post": None})),
+    path(
+        "overridden/nested",
+        view_class(IdempotencyMixin, Overriding, View, put=lambda request: nested(request)).as_view(),
+    ),
+]
+
+
+def test_a_method_that_is_changed_below_the_mixin_is_protected(post: Post) -> None:
+    """Whichever handler dispatch() picks."""
+    assert [replayed(post("/overridden?_method=PATCH")) for _ in range(2)] == ["false", "true"]
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize(("method", "mark"), [("put", "false"), ("get", None)])
+def test_a_handler_that_calls_another_one_runs_it_bare(method: str, mark: str | None, client: Client, key: str) -> None:
+    """It is protected once, and not at all for a safe method."""
+    response = getattr(client, method)("/calling", headers={"Idempotency-Key": key})
+    assert (response.status_code, replayed(response)) == (201, mark)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize(
+    ("method", "path", "enabled"),
+    [
+        ("get", "/overridden", True),
+        ("put", "/overridden", True),
+        ("post", "/overridden", False),
+        ("post", "/overridden/optional", True),
+        ("post", "/overridden/off", True),
+        ("put", "/overridden/nested", True),
+    ],
+)
+def test_the_whole_dispatch_of_an_unprotected_request_is_in_djangos_transaction(
+    method: str, path: str, enabled: bool, client: Client, settings: Any
+) -> None:
+    """What runs after the handler, too; and there is one transaction, without a savepoint."""
+    settings.IDEMPOTENCY = {"ENABLED": enabled}
+    send = getattr(client, method)
+    assert send(path).json() == {"atomic": True, "savepoints": 0}
+    Order.objects.all().delete()
+    with pytest.raises(Broken):
+        send(f"{path}?fail")
     assert not Order.objects.exists()
 
 

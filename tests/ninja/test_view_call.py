@@ -164,6 +164,8 @@ api.post("/key", auth=Key(), operation_id="key")(idempotent_operation(maker()))
 api.post("/text", auth=[django_auth, Token()], operation_id="text")(idempotent_operation(maker()))
 one_time = [lambda request: CALLS.pop() if CALLS else None, Key()]
 api.post("/one-time", auth=one_time, operation_id="one_time")(idempotent_operation(maker()))
+named_in = [lambda request, header=header: request.headers.get(header) for header in ("Authorization", "X-Shop-Key")]
+api.post("/alike", auth=named_in, operation_id="alike")(idempotent_operation(maker()))
 api.post("/two", auth=[django_auth, Token(), Key()], operation_id="two")(idempotent_operation(maker()))
 
 
@@ -304,10 +306,11 @@ class TestCallers:
 
 
 class TestTwoAuthenticators:
-    def test_a_text_is_known_by_the_one_that_gave_it(self, client: Client, key: str) -> None:
-        """User 17 and partner 17 are two callers, and neither gets the other's response."""
-        callers = [{"Authorization": "Bearer 17"}, {"X-Shop-Key": "17"}] * 2
-        answers = [client.post("/two", headers={"Idempotency-Key": key, **caller}) for caller in callers]
+    @pytest.mark.parametrize(("path", "text"), [("/two", "Bearer 17"), ("/alike", "17")])
+    def test_a_text_is_known_by_the_one_that_gave_it(self, client: Client, key: str, path: str, text: str) -> None:
+        """User 17 and partner 17 are two callers, and neither gets the other's response. Nor do those of one name."""
+        callers = [{"Authorization": text}, {"X-Shop-Key": "17"}] * 2
+        answers = [client.post(path, headers={"Idempotency-Key": key, **caller}) for caller in callers]
         assert [replayed(answer) for answer in answers] == ["false", "false", "true", "true"]
         assert Order.objects.count() == 2
 

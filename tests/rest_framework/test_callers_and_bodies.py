@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,6 +40,17 @@ class Bearer(BaseAuthentication):
         return (AnonymousUser(), name) if name else None
 
 
+class Configured(BaseAuthentication):
+    """Returns the name in the header that its instance is made for."""
+
+    def __init__(self, header: str) -> None:
+        self.header = header
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get(self.header)
+        return (AnonymousUser(), name) if name else None
+
+
 def told_by(*authenticators: Any) -> Any:
     return view_class(IdempotencyMixin, APIView, post=creates(), authentication_classes=authenticators).as_view()
 
@@ -58,6 +70,7 @@ def raw(**attributes: Any) -> Any:
 urlpatterns = [
     path("partners", told_by(Partner)),
     path("both", told_by(Bearer, Partner)),
+    path("configured", told_by(partial(Configured, "X-Shop"), partial(Configured, "X-Partner"))),
     path("users-and-partners", told_by(SessionAuthentication, TokenAuthentication, Partner)),
     path("raw", raw()),
     path("leased", raw(idempotency=Idempotency(lease=60))),
@@ -68,9 +81,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test
 DEEP = "[" * 200_000
 
 
-def test_the_same_text_from_two_authenticators_is_two_callers(post: Any) -> None:
-    """One key: the bearer named 17 does not get the answer of partner 17."""
-    answers = [post("/both", headers={header: "17"}) for header in ("X-Bearer", "X-Partner", "X-Bearer", "X-Partner")]
+@pytest.mark.parametrize(("path", "other"), [("/both", "X-Bearer"), ("/configured", "X-Shop")])
+def test_the_same_text_from_two_authenticators_is_two_callers(post: Any, path: str, other: str) -> None:
+    """One key: the bearer named 17 does not get the answer of partner 17, nor does the shop of the same class."""
+    answers = [post(path, headers={header: "17"}) for header in (other, "X-Partner", other, "X-Partner")]
     assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true", "true"]
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import Error
+from django.db import connections
 from django.test import Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -29,6 +30,7 @@ from django_idempotency.endpoints.listing import declarations_of
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.http import replayed
+from tests.leases import Broken
 from tests.rest_framework import api_urls
 from tests.shopapp.models import Order
 from tests.views import answers, creates, view_class
@@ -51,8 +53,34 @@ def refuses(request: Any, order: Order) -> Response:
 
 
 browsable = view_class(IdempotencyMixin, APIView, post=creates(then=refuses), renderer_classes=[CountingPage])
+
+
+class Overriding(APIView):
+    """Takes the method from a header, and fails when the handler has run."""
+
+    def initialize_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        request.method = request.headers.get("X-HTTP-Method-Override", request.method)
+        return super().initialize_request(request, *args, **kwargs)
+
+    def finalize_response(self, *args: Any, **kwargs: Any) -> Any:
+        if "X-Fail" in self.request.headers:
+            raise Broken
+        return super().finalize_response(*args, **kwargs)
+
+
+class Unprotected(IdempotencyMixin, Overriding, ViewSet):
+    idempotency_actions = {"place": None}
+
+    def place(self, request: Any) -> Response:
+        return Response(Order.objects.create().pk)
+
+
+overriding = view_class(IdempotencyMixin, Overriding, post=creates(), put=creates(), patch=creates())
 urlpatterns = [
     *api_urls.urlpatterns,
+    path("overriding/", overriding.as_view()),
+    path("action/", Unprotected.as_view({"post": "place"})),
+    path("counting/", type("Elsewhere", (browsable,), {"idempotency": {"using": "other"}}).as_view()),
     path("browsable/", browsable.as_view()),
 ]
 
@@ -249,4 +277,34 @@ def test_a_final_exception_is_kept_under_atomic_requests(post: Post) -> None:
     """The framework's set_rollback() and a renderer that reads the database do no harm."""
     first, second = (post("/browsable/") for _ in range(2))
     assert (first.status_code, replayed(first), replayed(second)) == (400, "false", "true")
+    assert not Order.objects.exists()
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_renderer_may_query_the_databases_that_the_framework_rolls_back(post: Post, monkeypatch: Any) -> None:
+    """set_rollback() marks Django's own transaction on `default`, too. It is rolled back none the less."""
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", True)
+    first, second = (post("/counting/") for _ in range(2))
+    assert (first.status_code, replayed(first), replayed(second)) == (400, "false", "true")
+    assert not Order.objects.exists()
+
+
+def test_a_method_that_the_framework_reads_from_a_header_is_protected(post: Post) -> None:
+    """Whichever handler dispatch() picks."""
+    sent = [post("/overriding/", headers={"X-HTTP-Method-Override": "PATCH"}) for _ in range(2)]
+    assert [replayed(response) for response in sent] == ["false", "true"]
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize(("method", "path"), [("put", "/overriding/"), ("post", "/action/")])
+def test_an_unprotected_request_is_finalized_in_djangos_transaction(client: Client, method: str, path: str) -> None:
+    """Its order is gone if that fails."""
+    send = getattr(client, method)
+    assert send(path).status_code in (200, 201)
+    Order.objects.all().delete()
+    with pytest.raises(Broken):
+        send(path, headers={"X-Fail": "1"})
     assert not Order.objects.exists()

@@ -2,7 +2,7 @@
 
 from .fields import SAFE_METHODS
 from .options import LEASED, Idempotency, Keywords, OnceKeywords, Options, as_options, for_methods, given_by, merged
-from .settings import backend_for, get_settings, meta_name, resolve
+from .settings import backend_for, get_settings, meta_name, place_of_keys, resolve
 
 __all__ = [
     "LEASED",
@@ -18,5 +18,6 @@ __all__ = [
     "given_by",
     "merged",
     "meta_name",
+    "place_of_keys",
     "resolve",
 ]

@@ -147,6 +147,17 @@ def resolve(*layers: Idempotency) -> Options:
     return options
 
 
+@lru_cache(maxsize=1024)
+def place_of_keys(*layers: Idempotency) -> Idempotency:
+    """Merge only `backend` and `using`, as `resolve` does, from layers that may be incomplete.
+
+    Those of a class can be possible only together with a handler's: `on_abandoned` of the class needs the handler's
+    `lease`. `resolve` would refuse them.
+    """
+    given = get_settings().options.given() | given_by(layers)
+    return Idempotency(backend=given.get("backend"), using=given.get("using"))
+
+
 def backend_for(name: str) -> KeyValueBackend:
     """Return the backend with this name. It is created on first use, without connecting to its server.
 
@@ -182,6 +193,7 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "IDEMPOTENCY":
         get_settings.cache_clear()
         resolve.cache_clear()
+        place_of_keys.cache_clear()
         _made.cache_clear()
 
 

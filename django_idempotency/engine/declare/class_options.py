@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import SAFE_METHODS, Idempotency, Options, as_options, merged, resolve
-from ..request.atomic_requests import as_django_would, awaited_as_django_would, take_over
+from ..conf import SAFE_METHODS, Idempotency, Options, as_options, get_settings, merged, meta_name, resolve
+from ..request.atomic_requests import (
+    as_django_would,
+    awaited_as_django_would,
+    take_over,
+    under_atomic_requests,
+    whole_as_django_would,
+)
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
@@ -87,24 +93,46 @@ class IdempotencyMixin:
         return view
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        parent: Any = super()
-        verb = request.method.lower()
-        handler = getattr(self, verb, None) if verb in self.http_method_names else None  # type: ignore[attr-defined]
-        if verb.upper() in SAFE_METHODS or handler is None:
-            # An asynchronous handler runs after dispatch() has returned, so the transaction must wrap the handler.
-            if iscoroutinefunction(handler):
-                setattr(self, verb, partial(awaited_as_django_would, request, None, handler))
-            with nullcontext() if self.view_is_async else as_django_would(request):  # type: ignore[attr-defined]
+        view, parent = cast("Any", self), cast("Any", super())
+        # Each request has its own view object, whose handlers can be replaced. The framework's dispatch() performs its
+        # checks before it calls one of them: often that of `request.method`, but something below the mixin may change
+        # the method, as X-HTTP-Method-Override does.
+        bare = {
+            verb: handler
+            for verb in view.http_method_names
+            if (handler := getattr(view, verb, None)) is not None
+            and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
+        }
+        vars(self).update({verb: partial(self._protected, bare, handler) for verb, handler in bare.items()})
+        if under_atomic_requests() and not view.view_is_async and self._passes(request):
+            with whole_as_django_would(request):
                 return parent.dispatch(request, *args, **kwargs)
-        # Each request has its own view object, whose handler can be replaced. The framework's dispatch() performs its
-        # checks before it calls the handler.
-        setattr(self, verb, partial(self._protected, handler))
         return parent.dispatch(request, *args, **kwargs)
 
-    def _protected(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        options = self.options_for(handler, request.method.upper())
+    def _passes(self, request: Any) -> bool:
+        """Return whether it is known before the framework's checks that this request will not be protected."""
+        method, conf = request.method.upper(), get_settings()
+        if method in SAFE_METHODS or not conf.enabled:
+            return True
+        if decides_by_request(type(self)):
+            return False
+        verb = method.lower()
+        # The REST framework sets `action` only later, in initialize_request().
+        name = getattr(self, "action", None) or getattr(self, "action_map", {}).get(verb, verb)
+        layers = class_layers(type(self), vars(self), name)
+        if not layers or method not in (options := resolve(*layers)).methods:
+            return True
+        return not options.required and options.key is None and meta_name(conf.header) not in request.META
+
+    def _protected(
+        self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        vars(self).update(bare)  # a handler may call another one, as ProcessFormView.put() calls post()
+        method = request.method.upper()
+        options = None if method in SAFE_METHODS else self.options_for(handler, method)
         form = handler if options is None else protected_form(handler, partial(call_of, options))
         if iscoroutinefunction(handler):
+            # It runs after dispatch() has returned, so the transaction must wrap the handler.
             return awaited_as_django_would(request, options, form, request, *args, **kwargs)
         with as_django_would(request, options):
             return form(request, *args, **kwargs)

@@ -13,17 +13,21 @@ behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import itemgetter
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.db import connections, transaction
 
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, Options, resolve
+from ..conf import Idempotency, Options, place_of_keys
 from ..execution.bridge import NoBridgeAbove, in_thread
 from ..stores import alias_of
+
+OPENED = "_idempotency_opened"
+"""The attribute of Django's request while a whole `dispatch` runs in the transaction that Django would have opened."""
 
 
 class TakenOver(set[str]):
@@ -43,13 +47,13 @@ class TakenOver(set[str]):
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """
-        return _alias_of_keys(resolve(*self.layers()))
+        return _alias_of_keys(place_of_keys(*self.layers()))
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
 
 
-def _alias_of_keys(options: Options) -> str | None:
+def _alias_of_keys(options: Idempotency) -> str | None:
     return None if options.backend else alias_of(options)
 
 
@@ -67,13 +71,32 @@ def as_django_would(request: Any, options: Options | None = None) -> AbstractCon
             request can name another database or a backend.
     """
     mark = getattr(_callback(request), "_non_atomic_requests", None)
-    if isinstance(mark, TakenOver):
+    if isinstance(mark, TakenOver) and under_atomic_requests() and not hasattr(request, OPENED):
         alias = mark.alias()
         if options is not None and alias == _alias_of_keys(options):
             return nullcontext()
         if alias and not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)
     return nullcontext()
+
+
+@contextmanager
+def whole_as_django_would(request: Any) -> Iterator[None]:
+    """Run a whole `dispatch` in the transaction that Django would have opened. What runs inside it needs no other."""
+    if hasattr(request, OPENED):  # a view has called another one
+        yield
+        return
+    with as_django_would(request):
+        setattr(request, OPENED, True)
+        try:
+            yield
+        finally:
+            delattr(request, OPENED)
+
+
+def under_atomic_requests() -> bool:
+    """Return whether any database has ATOMIC_REQUESTS. Most projects have none, and need not look further."""
+    return any(map(itemgetter("ATOMIC_REQUESTS"), connections.settings.values()))
 
 
 def _callback(request: Any) -> Any:

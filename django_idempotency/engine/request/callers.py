@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from base64 import b64decode, urlsafe_b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
@@ -139,6 +139,17 @@ def authenticated_scope(request: Any, authenticator: str = "") -> str:
     scope = auth_scope(request.auth, authenticator)
     # A user object does not identify the client, but a token elsewhere in the request may.
     return with_client(scope, request) if hasattr(request.auth, "is_authenticated") else scope
+
+
+def name_among(authenticators: Sequence[Any], name_of: Callable[[Any], str], which: Any) -> str:
+    """Return the name of one of the authenticators, with its number if others have the same name.
+
+    Instances of one class, or closures of one function, are configured differently, and may return the same string for
+    different callers. Only their order tells them apart, so a deployment that changes it also changes their scopes.
+    """
+    name = name_of(which)
+    namesakes = [one is which for one in authenticators if name_of(one) == name]
+    return name if len(namesakes) < 2 else f"{name}#{namesakes.index(True) + 1}"
 
 
 def auth_scope(auth: Any, authenticator: str = "") -> str:

@@ -6,6 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime
 from hashlib import sha256
 from http.client import responses
+from http.cookies import CookieError, Morsel, SimpleCookie
 from struct import pack, unpack
 from typing import Any
 
@@ -38,6 +39,8 @@ NEVER_KEPT = frozenset(
 the last two can contain a session or a new token, which must not end up in a table."""
 REASON = ":reason"
 """A reason phrase that the view has set is stored under this header name, which no real header has."""
+FLAGS = frozenset({"httponly", "partitioned", "secure"})
+"""The attributes of a cookie that have no value."""
 SALT = "django_idempotency.status"
 PROOF, CLAIM = 16, 24
 """The lengths in bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a
@@ -93,11 +96,29 @@ def restore(snapshot: Snapshot) -> HttpResponse:
         del response.headers["Content-Type"]  # Django has added it; the stored response had none
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
-            response.cookies.load(value)
+            try:
+                cookie = _cookie(value)
+            except CookieError:  # the view has set the header by hand
+                response.headers[name] = value
+            else:
+                response.cookies[cookie.key] = cookie
     if 300 <= snapshot.status_code < 400 and "Location" in response.headers:
         # Django's redirects have a `url` attribute, which Django's test client reads.
         vars(response)["url"] = response.headers["Location"]
     return response
+
+
+def _cookie(stored: str) -> Morsel[str]:
+    """Return the cookie of a `Set-Cookie` header. `SimpleCookie.load` reads only what browsers send: no "/my path"."""
+    pair, *attributes = map(str.strip, stored.split(";"))
+    name, _, coded = pair.partition("=")
+    cookie: Morsel[str] = Morsel()
+    cookie.set(name, SimpleCookie().value_decode(coded)[0], coded)
+    for attribute in attributes:
+        label, _, value = attribute.partition("=")
+        if (label := label.lower()) in cookie:
+            cookie[label] = label in FLAGS or value
+    return cookie
 
 
 # --- a 202 response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from django.contrib.sessions.backends.base import SessionBase
@@ -11,5 +12,6 @@ def keep_stored_session(request: Any) -> None:
     """Replace a duplicate's session, so that Django doesn't overwrite the first request's changes with older data."""
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
-        request.session = type(loaded)(loaded.session_key)
-        request.session.accessed = loaded.accessed
+        # A copy, because only the project knows the arguments of its own engine.
+        request.session = copy(loaded)
+        vars(request.session).pop("_session_cache", None)

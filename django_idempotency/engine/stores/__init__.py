@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
-from ..conf import Options, resolve
+from ..conf import Idempotency, resolve
 from .store import RunningTransaction, Store
 
 __all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "opening", "store_for"]
@@ -30,7 +30,7 @@ UNTESTED = ("TiDB", "Vitess")
 """Databases that speak MySQL's protocol but lack InnoDB's locks. Their names appear in the version string."""
 
 
-def alias_of(options: Options) -> str:
+def alias_of(options: Idempotency) -> str:
     """Return the alias of the database that stores the keys: the `using` option, or the database routers' choice."""
     return options.using or router.db_for_write(IdempotencyKey)
 
