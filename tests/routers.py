@@ -48,3 +48,10 @@ class OtherIsRead:
 
     def db_for_write(self, model: Any, **hints: Any) -> str:
         return "default"
+
+
+class OrdersAreOnOther:
+    """Orders are on another database than keys and users."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label == "shopapp" else None

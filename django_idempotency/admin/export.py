@@ -39,7 +39,7 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
         rows = list(model_admin.get_changelist_instance(request).queryset[: overview.LISTED])
     except DisallowedModelAdminLookup:
         return HttpResponseBadRequest()
-    show(rows, model_admin, request)
+    show(rows, model_admin, request, steps=True)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="idempotency-keys.csv"'
     writer = csv.writer(response)

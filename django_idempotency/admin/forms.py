@@ -78,6 +78,7 @@ class DecisionForm(forms.Form):
     def __init__(self, data: Any, *, keys: Sequence[Facts], examples: Mapping[str, Any], user: Any) -> None:
         super().__init__(data)
         self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
+        self.database = str(keys[0].row._state.db)
         self.red = any(map(self.harms, keys))
         self.fields["seen"].initial = " ".join(self.about)
         self.fields["confirmed"].label = self.word
@@ -175,7 +176,9 @@ class RecordForm(DecisionForm):
         try:
             value = self.cleaned_data["result"] = json_value(self.cleaned_data["result"])
             past = self.examples.get(self.cleaned_data.get("step", ""))
-            self.cleaned_data["value"] = result_of(value, envelope=is_envelope(past), allowed=self._may_see)
+            self.cleaned_data["value"] = result_of(
+                value, using=self.database, envelope=is_envelope(past), allowed=self._may_see
+            )
         except ValueError as error:
             self.add_error("result", encodable(str(error)))
 

@@ -61,16 +61,16 @@ def shown(row: Any) -> Shown:
     return noted
 
 
-def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, *, results: bool = False) -> None:
+def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest, **read: bool) -> None:
     """Set `shown` on each row, for the current user.
 
     This takes at most two queries for all rows: one for the steps, and one for the database's time.
 
     Args:
-        results: whether to also read the steps' results and errors.
+        read: what to read of the steps, as in `facts_of`.
     """
     secrets = request.user.has_perm("django_idempotency.view_response")
-    for facts in facts_of(rows, results=results):
+    for facts in facts_of(rows, **read):
         row: Any = facts.row
         account = ACCOUNT.fullmatch(row.scope)
         caller = _linked(model_admin, request, *account.groups()) if account else None

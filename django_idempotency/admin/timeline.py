@@ -85,10 +85,12 @@ def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
 
 
 def sent_keys(key: Facts) -> list[str]:
-    """The derived keys of calls in doubt, but only if the view requested the key before every start of the call."""
+    """The derived keys of the calls, to compare with the gateway's records, but only if the view requested the key
+    before every start of the call.
+    """
     row, namespace = key.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    return [derived_key(identity, step.name, namespace) for step in key.doubts if step.keyed]
+    return [derived_key(identity, step.name, namespace) for step in key.steps if step.kind == Kind.CALL and step.keyed]
 
 
 def copyable(text: str) -> SafeString:

@@ -16,7 +16,7 @@ __all__ = ["RedisBackend"]
 
 SWAP = """\
 local found = redis.call('GET', KEYS[1])
-if (found or '') == ARGV[1] then
+if (found or '') == ARGV[1] or found == ARGV[2] then
   if ARGV[2] == '' then
     redis.call('DEL', KEYS[1])
   else
@@ -25,7 +25,10 @@ if (found or '') == ARGV[1] then
 end
 return found
 """
-"""An empty string stands for an absent value here, because no stored value is empty."""
+"""An empty string stands for an absent value here, because no stored value is empty.
+
+A swap whose answer was lost finds its own value, and writes it again: Redis 8's WAIT only waits for what its own
+connection has written, so on a new connection it would confirm at once a value that no replica has."""
 TIMEOUT = 1.0
 """How many seconds to wait for an answer, and again for the answer to a second try. redis-py's defaults are
 five seconds and more tries."""
@@ -40,12 +43,20 @@ class RedisBackend(KeyValueBackend):
         url: the address in the form that redis-py's `from_url` accepts, such as "rediss://user:password@host:6379/0".
         prefix: the string that each name starts with. Projects that share a server need different prefixes.
         replicas: how many replicas must have received a claim or a result before it counts. With 0, a failover can lose
-            the latest keys, and retries with these keys run the work again.
+            the latest keys, and retries with these keys run the work again. A cluster can't wait for replicas.
+
+    Raises:
+        ValueError: redis-py can't use the `url`, or `replicas` is combined with the client of a cluster.
     """
 
     def __init__(self, url: str, *, prefix: str = "django-idempotency:", replicas: int = 0) -> None:
         self.url, self.prefix, self.replicas = url, prefix, replicas
         self.client = self.connect()
+        if replicas and isinstance(self.client, redis.RedisCluster):
+            raise ValueError(
+                f"replicas={replicas} with a cluster: WAIT can't be sent to the node that a key is on. Leave replicas "
+                "out, or use one primary with replicas, such as with Sentinel"
+            )
 
     def connect(self) -> Any:
         """Return the redis-py client. Override this for a cluster or for Sentinel, and keep the same time limits."""

@@ -42,12 +42,13 @@ def entered_answer(status: int, body: str) -> Snapshot:
 
 
 def result_of(
-    value: Any, *, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
+    value: Any, *, using: str, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
     """Convert the JSON value that a person has entered to a step's result.
 
     Args:
         value: what `json_value` returned. A JSON object with a model and a primary key stands for that row.
+        using: the alias of the database that the step's key is in.
         envelope: whether the step itself returns objects that look like the stored form of a result.
         allowed: tells whether this person may know which of a model's rows exist.
 
@@ -56,7 +57,7 @@ def result_of(
     """
     if is_envelope(value) and not envelope:
         raise ValueError(_("This is the envelope in which a result is stored. Enter only what is inside “value”."))
-    result = _row_of(value, allowed)
+    result = _row_of(value, using, allowed)
     try:
         encode_step(result)
     except ResultNotStorable as error:
@@ -81,7 +82,7 @@ def is_envelope(value: Any) -> bool:
     return isinstance(value, dict) and list(value) == ["value"]
 
 
-def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
+def _row_of(value: Any, using: str, allowed: Callable[[type[Model]], bool]) -> Any:
     if not (isinstance(value, dict) and {"model", "pk"} <= set(value) <= {"model", "pk", "using"}):
         return value
     try:
@@ -90,13 +91,20 @@ def _row_of(value: Any, allowed: Callable[[type[Model]], bool]) -> Any:
         return value
     if not allowed(model):
         raise ValueError(_("You need the permission to view %(model)s.") % {"model": value["model"]})
+    # Unless the value names an alias, the row is read where a retry will read it: from the write alias, not a replica.
+    # A key on another alias may be about a row there, and this one could be another customer's with the same number.
+    alias = value.get("using") or router.db_for_write(model)
+    if alias != using and not value.get("using"):
+        text = _(
+            "The key is in the database “%(key)s”, but %(model)s is written to “%(row)s”. Say which one the row is in: "
+            "add “using” to the object."
+        )
+        raise ValueError(text % {"key": using, "model": value["model"], "row": alias})
     missing = (ObjectDoesNotExist, ConnectionDoesNotExist, ValidationError, ArithmeticError, ValueError, TypeError)
     try:
         if "\0" in str(value["pk"]):
             raise ValueError("PostgreSQL refuses to look for NUL")
-        # Unless the value names an alias, the row is read where a retry will read it: from the write alias, not a
-        # replica.
-        return decode(json.dumps({**value, "using": value.get("using") or router.db_for_write(model)}))
+        return decode(json.dumps({**value, "using": alias}))
     except missing as error:
         text = _("There is no %(model)s with the primary key %(pk)s.")
         raise ValueError(text % {"model": value["model"], "pk": value["pk"]}) from error

@@ -104,23 +104,23 @@ class Facts(Seen):
         return action == "answer" and self.state in (IN_DOUBT, HALF_DONE)
 
 
-def facts_of(rows: Iterable[IdempotencyKey], *, results: bool = False) -> list[Facts]:
+def facts_of(rows: Iterable[IdempotencyKey], *, steps: bool = False, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the same order. All rows must be in the same database.
 
-    This takes at most two queries, however many rows there are, and none if all keys are completed and `results` is
-    False.
+    This takes at most two queries, however many rows there are, and none if all keys are completed, unless an argument
+    is True.
 
     Args:
-        results: whether to read the steps' results and errors, which can be large. If True, they are read even if all
-            keys are completed.
+        steps: whether to read the steps even if all keys are completed.
+        results: whether to read the steps with their results and errors, which can be large.
     """
     rows = list(rows)
-    if not (rows and results) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
+    if not (rows and (steps or results)) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
         return [Facts(row, timezone.now(), []) for row in rows]
     keys = IdempotencyKey.objects.using(rows[0]._state.db)
-    steps = with_lost(IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows]).order_by("pk"))
+    found = with_lost(IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows]).order_by("pk"))
     steps_of = defaultdict(list)
-    for step in steps if results else steps.defer("result", "error"):
+    for step in found if results else found.defer("result", "error"):
         steps_of[step.key_id, step.key_hash, step.scope_hash].append(step)
     now = keys.values_list(Clock(), flat=True).first() or timezone.now()
     return [Facts(row, now, steps_of[row.pk, row.key_hash, row.scope_hash]) for row in rows]

@@ -57,8 +57,8 @@ def cell(value: Any) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def read(path: str) -> list[Filled]:
-    """Read the rows of an exported list in which a person has entered a decision.
+def read(path: str, using: str) -> list[Filled]:
+    """Read the rows of an exported list in which a person has entered a decision about keys in the database `using`.
 
     Raises:
         OSError: the file cannot be read.
@@ -72,7 +72,7 @@ def read(path: str) -> list[Filled]:
             raise ValueError(f"the heading must name each of these columns once, as CSV in UTF-8: {', '.join(READ)}")
         for cells in rows:
             if any(cells[name] for name in TO_FILL):
-                row = _filled(cells)
+                row = _filled(cells, using)
                 if row.pk in filled:
                     raise ValueError("a line above decides about this key, too. Decide once, and export the list again")
                 filled[row.pk] = row
@@ -82,7 +82,7 @@ def read(path: str) -> list[Filled]:
     return [*filled.values()]
 
 
-def _filled(cells: dict[str, str]) -> Filled:
+def _filled(cells: dict[str, str], using: str) -> Filled:
     if None in cells or None in map(cells.get, READ):
         raise ValueError("its cells do not match the heading. Export the list again")
     # The export puts an apostrophe before a cell such as -5. Removing it is safe, because people don't type it.
@@ -101,7 +101,7 @@ def _filled(cells: dict[str, str]) -> Filled:
     if chosen == "release" and not (step or result):
         made = "release", release_for_retry, ()
     elif chosen == "record" and step and result:
-        made = "record", record_outcome, (step, result_of(json_value(result)))
+        made = "record", record_outcome, (step, result_of(json_value(result), using=using))
     elif re.fullmatch("[234][0-9][0-9]", chosen) and not step:
         made = "answer", close_with, (entered_answer(int(chosen), result),)
     else:

@@ -312,7 +312,8 @@ def signals() -> str:
         lines.append(f"* `{name}`: {told}")
     levels = ", ".join(f"`{name}` ({logging.getLevelName(level)})" for name, level in events.LEVELS.items())
     repeated = (
-        "If a held key is retried, each process logs its first `held` event at the ERROR level, and the rest at INFO."
+        "A run that fails logs its `held` event at the ERROR level. So does each process for the first retry that it "
+        "refuses; for the others, the level is INFO."
     )
     return "\n".join([*lines, "", f"All events are logged at level INFO, except for these: {levels}. {repeated}"])
 

@@ -164,6 +164,7 @@ def case(alert: str | None, gauges: dict[str, int | None], outcomes: dict[str, i
 
 
 DOUBT, HELD = 'idempotency_keys_in_doubt{job="shop",database="default"}', f'{OUTCOMES}{{job="shop",outcome="held"}}'
+UNSTORED, OFF = f'{OUTCOMES}{{job="shop",outcome="unstored"}}', 'idempotency_keys_protection_off{job="shop"}'
 ALIVE = 'idempotency_keys_database_unavailable{job="shop"}'
 BY_JOB = 'count by (alertname, job) (ALERTS{alertstate="firing"})'
 TIMES: list[tuple[str, dict[str, str], str, str, str | None]] = [
@@ -182,6 +183,24 @@ TIMES: list[tuple[str, dict[str, str], str, str, str | None]] = [
         "19m",
         BY_JOB,
         "CallInDoubt RequestsHeld",
+    ),
+    (
+        "held once, and its client has given up",
+        {HELD: "_x10 1x50", DOUBT: "0x9 1x50", ALIVE: "0x60"},
+        "17m",
+        BY_JOB,
+        "CallInDoubt RequestsHeld",
+    ),
+    ("held once, and settled at once", {HELD: "_x10 1x50", DOUBT: "0x9 1x2 0x47", ALIVE: "0x60"}, "24m", BY_JOB, None),
+    ("the first result that was not stored", {UNSTORED: "_x10 1x50", ALIVE: "0x60"}, "12m", BY_JOB, "ResultsUnstored"),
+    ("the next one", {UNSTORED: "1x40 2x20", ALIVE: "0x60"}, "45m", BY_JOB, "ResultsUnstored"),
+    ("a result that was not stored long ago", {UNSTORED: "_x10 1x50", ALIVE: "0x60"}, "32m", BY_JOB, None),
+    (
+        "protection off, and scrapes that fail",
+        {OFF: "0x4 1x5 stale _x5 1x20", ALIVE: "0x9 stale _x5 0x20"},
+        "15m",
+        BY_JOB,
+        "ProtectionOff",
     ),
     ("no scrape for six minutes", {ALIVE: "0x10 stale _x20"}, "17m", FIRES, "MetricsMissing"),
     (

@@ -31,11 +31,13 @@ def test_a_swap_replaces_only_what_it_expects(backend: KeyValueBackend, name: st
     steps: list[tuple[bytes | None, bytes | None, bytes | None]] = [
         (None, None, None),
         (None, b"1 claim", None),
+        (None, b"1 claim", b"1 claim"),
         (None, b"1 rival", b"1 claim"),
         (b"1 rival", b"1 stolen", b"1 claim"),
         (b"1 rival", None, b"1 claim"),
         (b"1 claim", b"1 claim", b"1 claim"),
         (b"1 claim", ODD, b"1 claim"),
+        (b"1 claim", ODD, ODD),
         (b"1 claim", b"1 late", ODD),
         (None, None, ODD),
         (ODD, None, ODD),

@@ -14,9 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.engine.request.callers import acting_for
 from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import erasure, find_key, in_flight, scope_of_user, stuck
-from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope
+from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, of_scope
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.factories import UserFactory
@@ -44,12 +45,23 @@ def test_only_this_key_of_this_caller_goes() -> None:
 
 
 def test_a_caller_whose_name_differs_in_case_is_another_one() -> None:
-    """As are the clients that act for it, on SQLite, too."""
-    for user in ("ada", "ADA"):
-        create_key("k", scope=f"user:shop.User:{user}")
-        create_key("k", scope=f"for:user:shop.User:{user}+client:1")
-    assert forget_scope("user:shop.User:ada") == Forgotten(deleted=2, kept=0)
-    assert {scope for scope, _, _ in keys()} == {"user:shop.User:ADA", "for:user:shop.User:ADA+client:1"}
+    """As are the clients that act for it, on SQLite, too; and so is one whose name begins with this one's."""
+    others = ("ADA", "ada-b", "ada,b", "ada.b", "adá")
+    for user in ("ada", *others):
+        for scope in (f"user:shop.User:{user}", acting_for(f"user:shop.User:{user}") + "client:1"):
+            create_key("k", scope=scope)
+    create_key("k", scope=acting_for("user:shop.User:ada") + "\U0010ffff")
+    assert forget_scope("user:shop.User:ada") == Forgotten(deleted=3, kept=0)
+    assert len(keys()) == 2 * len(others)
+
+
+@pytest.mark.only_on("mysql")
+def test_the_clients_that_act_for_a_caller_are_found_by_the_index() -> None:
+    """Among many keys of others. PostgreSQL's plan is in stores/test_attention.py."""
+    for number in range(200):
+        create_key("k", scope=f"user:shop.User:{number}")
+    plan = IdempotencyKey.objects.filter(of_scope("user:shop.User:7")).explain()
+    assert "range" in plan, plan
 
 
 def test_a_callers_keys_all_go(monkeypatch: pytest.MonkeyPatch) -> None:

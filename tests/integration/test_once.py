@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
@@ -27,6 +28,7 @@ from django_idempotency import (
     run_once,
 )
 from django_idempotency.engine.protocol.key_syntax import InvalidKey
+from django_idempotency.maintenance.entered import entered_answer
 from django_idempotency.models import IdempotencyKey
 from tests.keyed import PARTS
 from tests.shopapp.models import Keyed, Order
@@ -272,17 +274,29 @@ def test_a_result_that_cannot_be_kept_rolls_back() -> None:
 
 
 def test_what_a_person_closed_it_with_is_its_value() -> None:
-    """Any text that is not a result of ours."""
-    run_once(place, scope="s", key="k")
+    """JSON by its content type, and any other text as it is. What is stored for a result stands for that result."""
+    order = run_once(place, scope="s", key="k").value
+    gone = '{"model": "shop.Gone", "pk": 1, "using": "default"}'
     for body, value in (
-        (b"refunded by hand", "refunded by hand"),
-        (b'{"model": "Tesla"}', '{"model": "Tesla"}'),
-        (b'{"model": "shop.Gone"}', '{"model": "shop.Gone"}'),
-        (b"\xff", "\ufffd"),
-        (None, ""),
+        ('{"order": 59}', {"order": 59}),
+        ('{"model": "Tesla"}', {"model": "Tesla"}),
+        ('{"value": 5, "currency": "EUR"}', {"value": 5, "currency": "EUR"}),
+        ("[59, null]", [59, None]),
+        ('"59"', "59"),
+        ('{"value": {"order": 59}}', {"order": 59}),
+        (f'{{"model": "shopapp.Order", "pk": {order.pk}, "using": "default"}}', order),
+        (gone, gone),
+        ("refunded by hand", "refunded by hand"),
+        ("59", "59"),
+        ("", ""),
     ):
-        IdempotencyKey.objects.update(body=body)
+        answer = entered_answer(200, body)
+        IdempotencyKey.objects.update(headers=json.dumps(answer.headers), body=answer.body)
         assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
+    IdempotencyKey.objects.update(body=b"\xff")
+    assert run_once(place, scope="s", key="k").value == "\ufffd"
+    IdempotencyKey.objects.update(body=None)
+    assert run_once(place, scope="s", key="k").value == ""
 
 
 @pytest.mark.django_db(databases=["default", "other"])

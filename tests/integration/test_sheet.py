@@ -158,6 +158,16 @@ def test_a_file_that_is_no_such_list_is_refused(fill: Fill, old: bytes, new: byt
     assert (status, text.startswith(f"Nothing was decided. {path}, {where}"), rows()) == (1, True, before)
 
 
+def test_a_model_that_is_written_to_another_database_than_the_key(fill: Fill) -> None:
+    """Its alias is part of the result. `--database` says where the keys are."""
+    given = fill(doubt=RECORD | {"result": '{"model": "shopapp.Order", "pk": 1}'})
+    said = (
+        "The key is in the database “other”, but shopapp.Order is written to “default”. Say which one the row is in: "
+    )
+    status, text = resolve(given, "--database=other")
+    assert (status, text.startswith(f"Nothing was decided. {given[11:]}, line 3: {said}")) == (1, True)
+
+
 def test_a_row_twice(fill: Fill) -> None:
     """The second would be about a key that the first has changed."""
     twice = {"id": str(get("stuck").pk), **RELEASE}

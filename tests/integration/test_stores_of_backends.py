@@ -11,6 +11,7 @@ from django_idempotency.backends import KeyValueBackend
 from django_idempotency.backends.memory import MemoryBackend
 from django_idempotency.backends.redis import RedisBackend
 from tests.backends import configured, free_port, redis_server
+from tests.servers import eventually
 
 
 def test_redis_is_asked_twice() -> None:
@@ -35,6 +36,29 @@ def test_redis_waits_for_replicas_of_a_change_only() -> None:
         assert (safe.swap("known", None, b"1 rival", 30), safe.swap("none", None, None, 0)) == (b"1 known", None)
         with pytest.raises(redis.RedisError, match=r"^0 of 1 replicas confirmed the change in time$"):
             safe.swap("new", None, b"1 new", 30)
+
+
+def test_redis_writes_a_repeated_swap_again() -> None:
+    """Redis 8 lets replicas confirm only what the same connection has written. The repeat's time limit then holds."""
+    backend = RedisBackend(configured("redis")["OPTIONS"]["url"], prefix="again:")
+    assert [backend.swap("k", None, b"1 claim", seconds) for seconds in (30, 60)] == [None, b"1 claim"]
+    assert backend.swap("k", None, b"1 rival", 90) == b"1 claim"
+    assert 30_000 < backend.client.pttl("again:k") <= 60_000
+
+
+def test_redis_refuses_replicas_on_a_cluster() -> None:
+    """When it is made: the pipeline of a cluster's client has no WAIT, so each request would get 503."""
+
+    class Clustered(RedisBackend):
+        def connect(self) -> Any:
+            return redis.RedisCluster.from_url(self.url)
+
+    with redis_server("--cluster-enabled", "yes") as (url, _), redis.Redis.from_url(url) as node:
+        node.execute_command("CLUSTER ADDSLOTSRANGE 0 16383")
+        eventually("the cluster", lambda: node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        assert Clustered(url).swap("k", None, b"1 claim", 30) is None
+        with pytest.raises(ValueError, match=r"^replicas=1 with a cluster: "):
+            Clustered(url, replicas=1)
 
 
 def test_prefixes_keep_projects_apart() -> None:

@@ -51,6 +51,8 @@ PATIENCE = 60
 the end of the task and never deliver it again. A minute outlasts most single-transaction work, and stays below the
 queues' own limits: 5 minutes between two polls (Kafka), 10 minutes per task (dramatiq), an hour until redelivery
 (Celery on Redis)."""
+STORED_AS = ({"value"}, {"model", "pk", "using"})
+"""The members of a stored result. Any other JSON is the value itself: a person has completed the key with it."""
 DONE = 200
 """The status code stored with a result, so that its row looks like a response's row."""
 
@@ -322,7 +324,10 @@ def _result(outcome: outcomes.Outcome[T], identity: Identity) -> Result[T]:
 
 def _value(snapshot: Snapshot) -> Any:
     text = (snapshot.body or b"").decode(errors="replace")
-    try:
-        return decode(text)
-    except (ValueError, LookupError, TypeError):
+    if not (snapshot.header("Content-Type") or "").partition(";")[0].rstrip().endswith("json"):
         return text  # a person has completed the key with a response that isn't JSON
+    try:
+        kept = json.loads(text)
+        return decode(text) if isinstance(kept, dict) and set(kept) in STORED_AS else kept
+    except (ValueError, LookupError, TypeError):
+        return text

@@ -116,7 +116,7 @@ class Command(IdempotencyCommand):
             raise CommandError(
                 "--from-csv: the file contains the keys, decisions and bodies. Leave out the options for them."
             )
-        if not (rows := read(options["from_csv"])):
+        if not (rows := read(options["from_csv"], alias_for(options["database"]))):
             raise CommandError("No row of the file has a decision.", returncode=NEED_ATTENTION)
         found = {key.row.pk: key for key in _selected(options | {"id": [row.pk for row in rows]})}
         said, hint = ("Decided", "") if options["apply"] else ("Would decide", " Add --apply to do it.")

@@ -8,7 +8,9 @@ from io import StringIO
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
+from django_idempotency.keys import derived_key
 from tests.admin_pages import LIST, make_key, staff
 from tests.steps import add_step
 
@@ -43,3 +45,15 @@ def test_a_list_is_exported_as_it_is_filtered(operator: Client) -> None:
     assert 'href="export/?state=in_doubt"' in client.get(reverse(LIST), {"state": "in_doubt"}).content.decode()
     assert staff("view_user").get(address).status_code == 403
     assert client.get(address, {"body__startswith": "x"}).status_code == 400
+
+
+@pytest.mark.parametrize("status", ["failed", "completed"])
+def test_the_derived_keys_of_finished_calls_are_exported(operator: Client, status: str) -> None:
+    """A gateway's report names them, whether the order was made or not. Reads and writes carry none."""
+    key = make_key("k", status=status)
+    for name, kind, keyed in (("charge", "call", True), ("mail", "call", False), ("order", "write", True)):
+        add_step(key, name, kind, keyed=keyed, finished_at=timezone.now(), result='{"value": 1}')
+    page = operator.get(reverse("admin:django_idempotency_idempotencykey_export")).content.decode()
+    (line,) = csv.DictReader(StringIO(page))
+    sent = derived_key(scope=key.scope, operation=key.operation, key="k", step="charge")
+    assert (line["derived keys"], line["ended"]) == (str(sent), "charge, mail, order")
