@@ -37,7 +37,7 @@ def make_key(key: str = "k-1", **fields: Any) -> IdempotencyKey:
             "created_at": now,
             "updated_at": now,
             "completed_at": now,
-            "expires_at": now,
+            "expires_at": now + HOUR,
             "last_error": "It broke." if fields.get("status") == "failed" else None,
             **fields,
         }

@@ -128,12 +128,12 @@ class ReleaseForm(DecisionForm):
 
     def __init__(self, data: Any, *, keys: Sequence[Facts], **words: Any) -> None:
         super().__init__(data, keys=keys, **words)
-        if unsent := list(dict.fromkeys(name for key in keys for name in key.unsent)):
+        if unkeyed := list(dict.fromkeys(name for key in keys for name in key.unkeyed)):
             self.explanation = gettext(
                 "The client's next retry runs at once. Steps that have a result are not repeated; calls in doubt are "
-                "made again. The other side cannot recognize a repeated call of %(names)s, because the view had not "
-                "asked for a derived key before it."
-            ) % {"names": ", ".join(unsent)}
+                "made again. The other side may not recognize a repeated call of %(names)s: the view had not asked for "
+                "a derived key before it, or asked so long ago that the key may be forgotten by now."
+            ) % {"names": ", ".join(unkeyed)}
             self.warning = gettext(
                 "This may charge the customer twice: what is in doubt may have happened, and then happens again. "
                 "Release the key only if it did not happen."

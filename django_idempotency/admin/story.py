@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.stores.states import ATTENTION
+from ..engine.stores.states import ATTENTION, EXPIRED
 from ..maintenance.facts import Facts, Kind
 from ..models import IdempotencyKey
 from .texts import moment
@@ -93,6 +93,8 @@ class Story(Facts):
         text = WITHOUT_DECISION.get(self.state.name) or _(
             "The key expires at %(expiry)s. After that, a request with it counts as new."
         )
+        if self.expired:
+            text = _("The key expired at %(expiry)s. The next cleanup deletes it.")
         if self.unleased:
             text = _("The key stays as it is, and retries are refused. Expires: %(expiry)s.")
         never = self.state in ATTENTION
@@ -101,6 +103,11 @@ class Story(Facts):
 
     @property
     def next_retry(self) -> str:
+        if self.expired:  # the claim looks at this first, and then reads nothing of what is stored
+            return _(
+                "Everything runs again, calls and writes included: the key has expired, so a request with it counts "
+                'as new. Only an endpoint with late_keys="refuse" refuses it.'
+            )
         if self.unreadable:
             return _("It fails with status 500, because what is stored cannot be decrypted. Nothing runs again.")
         if self.state.name == "completed" and self.row.body is not None:
@@ -137,12 +144,12 @@ class Story(Facts):
                 'operation.derive_key(…) before the call and send it along, or pass on_abandoned="retry" if making the '
                 "call twice is harmless."
             ) % {"names": ", ".join(self.unkeyed)}
-        if self.row.policy == Policy.RETRY and self.unsent:
+        if self.row.policy == Policy.RETRY and self.unkeyed:
             return _(
-                "The view runs again and repeats the calls in doubt. The other side cannot recognize a repeated call "
-                "of %(names)s, because the view had not asked for a derived key before it. If the view has a reconcile "
-                "function, that is asked first."
-            ) % {"names": ", ".join(self.unsent)}
+                "The view runs again and repeats the calls in doubt. The other side may not recognize a repeated call "
+                "of %(names)s: the view had not asked for a derived key before it, or asked so long ago that the key "
+                "may be forgotten by now. If the view has a reconcile function, that is asked first."
+            ) % {"names": ", ".join(self.unkeyed)}
         if keyed or self.row.policy == Policy.RETRY:
             return _(
                 "The view runs again and repeats the calls in doubt, with the same derived keys. If the view has a "
@@ -161,7 +168,7 @@ class Story(Facts):
                 "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "
                 "forget or release this idempotency key: find the order, and decide by the other side's books."
             )
-        to_do = str(self.state.to_do)
+        to_do = str((EXPIRED if self.expired else self.state).to_do)
         if self.lost and self.state.name == "half_done":
             to_do = _(
                 "Look up what these calls returned and enter it: %(names)s. Until then every retry fails; afterwards, "

@@ -100,7 +100,7 @@ def copyable(text: str) -> SafeString:
 
 
 def _end(facts: Facts, step: IdempotencyStep) -> SafeString | str:
-    if step.finished_at is not None and step.name in facts.recordable:
+    if step.finished_at is not None and step.name in facts.recordable and step.name not in facts.lost:
         return _("recorded by a person")
     if step.finished_at is not None:
         seconds = (step.finished_at - step.started_at).total_seconds()
@@ -115,10 +115,14 @@ def result_of(key: Shown, step: IdempotencyStep) -> SafeString | str:
 
     It is empty for an unfinished step, and for users who aren't allowed to see secrets.
     """
-    if step.finished_at is None or not key.secrets:
+    return "" if step.finished_at is None else _result(key, step.result, step.name)
+
+
+def _result(key: Shown, stored: str | None, step: str) -> SafeString | str:
+    if not key.secrets:
         return ""
     try:
-        return pasteable(unseal(key.row, "result", step.result, step.name))
+        return pasteable(unseal(key.row, "result", stored, step))
     except NotDecryptable as error:
         return str(error)
 
@@ -181,7 +185,8 @@ def _decisions(key: Shown) -> Iterator[Entry]:
             "",
             (_("reason"), encodable(made.reason)),
             *((_("in doubt then"), _past_doubt(key.row, step)) for step in made.steps),
-            (_("replaced result"), pasteable(made.replaced) if made.replaced and key.secrets else ""),
+            # Sealed on its own if its encryption key was missing when it was replaced.
+            (_("replaced result"), _result(key, made.replaced, made.detail) if made.replaced else ""),
         )
 
 

@@ -53,17 +53,13 @@ class Facts(Seen):
 
     @cached_property
     def unkeyed(self) -> list[str]:
-        """The calls in doubt that "retry-keyed" does not repeat, because they were started at least once without a
-        derived key, or because they were first started so long ago that the other side may have forgotten the key.
+        """The calls in doubt that the other side may not recognize if they are repeated, because they were started at
+        least once without a derived key, or because they were first started so long ago that the other side may have
+        forgotten the key. "retry-keyed" does not repeat them.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
         return [step.name for step in calls if not step.keyed or step.started_at <= oldest]
-
-    @cached_property
-    def unsent(self) -> list[str]:
-        """The calls in doubt that the work started at least once without first requesting a derived key."""
-        return [step.name for step in self.doubts if step.kind == Kind.CALL and not step.keyed]
 
     @cached_property
     def unreadable(self) -> bool:

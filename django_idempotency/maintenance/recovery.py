@@ -262,37 +262,45 @@ def _outcome(
         unclaimed = UNCLAIMED.get(type(claim))
         return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
     doubts: list[str] = []
+    recorded: list[str] = []
 
     def ask(operation: Operation) -> Finished[Any]:
         """Call `reconcile` without running the work. If it returns None, the key and its steps are left for a retry."""
-        reconcile = declared.options.reconcile
-        returned = None if reconcile is None else synchronous(reconcile)(operation)
-        doubts.extend(operation.in_doubt)
+        reconcile, in_doubt, lost = declared.options.reconcile, set(operation.in_doubt), set(operation.lost)
+        try:
+            returned = None if reconcile is None else synchronous(reconcile)(operation)
+        finally:  # what it has recorded is committed, even if it then raises
+            doubts.extend(operation.in_doubt)
+            recorded.extend(sorted(in_doubt.difference(operation.in_doubt) | lost.difference(operation.lost)))
         if returned is None:
             return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(row))
         return declared.reconciled(returned)
 
+    told: tuple[Outcome, str]
     try:
         outcome = run_claimed(store, wanted, claim, ask)
         report_outcome(outcome, wanted.identity, store.alias)
+        told = _told(outcome, doubts)
     except Exception as error:
         logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
         # A broken connection is replaced for the next key, but not within a TestCase's `atomic()` block.
         if not store.connection.in_atomic_block:
             store.connection.close_if_unusable_or_obsolete()
-        return "failed", f"reconcile raised {describe(error)}"
-    if not isinstance(outcome, Finished):
-        return "passed", FASTER
-    recorded = sorted(set(claim.in_doubt).difference(doubts))
-    if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:
-        told: tuple[Outcome, str] = "completed", f"reconcile has answered {outcome.snapshot.status_code}"
-    else:
-        found = f"reconcile has recorded {', '.join(recorded)}, and" if recorded else "reconcile"
-        left = f". In doubt: {', '.join(doubts)}" if doubts else ""
-        told = "left", f"{found} has left the key to the next retry{left}"
+        told = "failed", f"reconcile raised {describe(error)}"
+    if recorded:
+        told = told[0], f"reconcile has recorded {', '.join(recorded)}, and {told[1].removeprefix('reconcile ')}"
     if told[0] == "completed" or recorded:
         _remember(row, Decision(action="recover", by=by, reason=why, attempt=claim.attempt, detail=told[1]))
     return told
+
+
+def _told(outcome: Any, doubts: Collection[str]) -> tuple[Outcome, str]:
+    if not isinstance(outcome, Finished):
+        return "passed", FASTER
+    if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:
+        return "completed", f"reconcile has answered {outcome.snapshot.status_code}"
+    left = f". In doubt: {', '.join(doubts)}" if doubts else ""
+    return "left", f"reconcile has left the key to the next retry{left}"
 
 
 def _remember(row: IdempotencyKey, made: Decision) -> None:

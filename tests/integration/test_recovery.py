@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, once
+from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, ResultNotStorable, once
 from django_idempotency.engine.execution.claiming import claim_request
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
@@ -154,6 +154,34 @@ class TestWhatReconcileDoes:
         HOOKS["reconcile"] = lambda operation: None
         assert (post("/pay/reconcile").json()["charge"], GATEWAY.calls) == ("found", 1)
 
+    def test_what_it_records_before_it_raises_is_in_the_trail(self) -> None:
+        """It is committed, and the next run finds the call without a doubt."""
+
+        def records_and_breaks(operation: Any) -> None:
+            records(operation)
+            breaks()
+
+        HOOKS["reconcile"] = records_and_breaks
+        asked = only()
+        assert (asked.outcome, row().unknown) == ("failed", 0)
+        assert asked.reason.startswith("reconcile has recorded charge, and raised tests.leases.Broken: ")
+        assert [made.detail for made in decisions_of(row())] == [asked.reason]
+
+    def test_what_it_records_before_another_is_faster_is_in_the_trail(self) -> None:
+        """The key is the other's by then, and its trail goes on."""
+
+        def slow(operation: Any) -> HttpResponse:
+            records(operation)
+            IdempotencyKey.objects.update(locked_until="2020-01-01T00:00Z")
+            close_with(row(), Snapshot(status_code=410, headers=(), body=b"by hand"), confirmed=True)
+            return HttpResponse("late")
+
+        HOOKS["reconcile"] = slow
+        asked = only()
+        assert (asked.outcome, asked.reason[:34]) == ("passed", "reconcile has recorded charge, and")
+        assert [made.action for made in decisions_of(row())] == ["answer", "recover"]
+        assert row().status_code == 410
+
     def test_if_it_raises_the_key_is_as_it_was(self, post: Post, caplog: pytest.LogCaptureFixture) -> None:
         """The doubt remains, and the next run asks again."""
         HOOKS["reconcile"] = breaks
@@ -165,6 +193,18 @@ class TestWhatReconcileDoes:
         assert "reconcile raised" in caplog.text
         HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
         assert only().outcome == "completed"
+
+
+def test_a_lost_value_that_it_enters_is_in_the_trail(post: Post) -> None:
+    """Nobody has been in doubt about this call, and the value is not what the call returned."""
+    GATEWAY.result = lambda key: object()
+    with pytest.raises(ResultNotStorable):
+        post("/pay/reconcile")
+    HOOKS["reconcile"] = records
+    asked = only()
+    assert asked.reason == "reconcile has recorded charge, and has left the key to the next retry"
+    assert [made.detail for made in decisions_of(row())] == [asked.reason]
+    assert "found" in IdempotencyStep.objects.get().result
 
 
 @pytest.mark.usefixtures("doubt")

@@ -108,8 +108,14 @@ class Seen:
         return self.row.status == Status.FAILED or self.abandoned
 
     @property
+    def expired(self) -> bool:
+        """Whether a request with the key counts as new. A key in progress or in need of attention never expires."""
+        status, failed = self.row.status, self.row.status == Status.FAILED and self.row.attention_at is None
+        return self.row.expires_at <= self.now and (status == Status.COMPLETED or failed)
+
+    @property
     def state(self) -> State:
-        """The key's worst state, except "expired", which only a query on `expires_at` can find."""
+        """The key's worst state, except "expired": such a key is also completed or failed."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 

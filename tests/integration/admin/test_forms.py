@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
 SAME_KEY = "with the same derived key"
 UNSENT = (
-    "The other side cannot recognize a repeated call of charge, because the view had not asked for a derived key before"
+    "The other side may not recognize a repeated call of charge: the view had not asked for a derived key before it, "
+    "or asked so long ago that the key may be forgotten by now."
 )
 RED = 'class="button idempotency-danger"'
 
@@ -46,6 +48,15 @@ def test_a_derived_key_is_promised_only_if_it_was_sent(operator: Client, keyed: 
     )
     release_for_retry(row())
     assert ("data-copy" in operator.get(detail(row())).content.decode()) is keyed
+
+
+@pytest.mark.parametrize("policy", ["retry", "retry-keyed", "hold"])
+def test_a_derived_key_that_may_be_forgotten_is_not_promised(operator: Client, policy: str) -> None:
+    """A release then is a second charge, as "retry-keyed" says by itself."""
+    add_step(make_key(status="failed", policy=policy), keyed=True, started_at=timezone.now() - timedelta(days=3))
+    page = page_of(operator, row(), "release")
+    assert (SAME_KEY in page, UNSENT in page, "honours the derived key" in page) == (False, True, False)
+    assert ('name="confirmed"' in page) is (policy != "retry")  # whose retries repeat the call without a release
 
 
 def test_a_trail_that_does_not_know_whether_the_key_was_sent_shows_none(operator: Client) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urljoin
 
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_u
 VIEW, RESOLVE, SECRETS = "view_idempotencykey", "resolve_idempotencykey", "view_response"
 NEVER = "never, while it needs attention"
 STUCK: dict[str, Any] = {"status": "in_progress", "locked_until": datetime(2026, 7, 1, 1, 2, 3, tzinfo=UTC)}
+EXPIRED = {"expires_at": datetime(2026, 7, 1, tzinfo=UTC)}
 HIDDEN = "Encrypted. To see the text, you need the permission “Can view stored response bodies”."
 
 
@@ -259,8 +260,8 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},
         "call",
         "its lease expired at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
-        "The view runs again and repeats the calls in doubt. The other side cannot recognize a repeated call of s0, "
-        "because … First make sure that the worker web-3:4711 (host:process) is dead",
+        "The view runs again and repeats the calls in doubt. The other side may not recognize a repeated call of s0: "
+        "the view had not … First make sure that the worker web-3:4711 (host:process) is dead",
     ),
     (FAILED, "write", "A write ended its own transaction halfway through. … It is refused with 409 until a person de"),
     (FAILED, "call ended", f"These steps finished: s0. … no local write finished … {NEVER} … are not repeated"),
@@ -279,10 +280,19 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         "has expired. … It is told that the request is still being processed.",
     ),
     (
-        {"status": "failed", "expires_at": datetime(2026, 7, 1, tzinfo=UTC)},
+        {"status": "failed", "expires_at": datetime(2999, 7, 1, tzinfo=UTC)},
         "",
-        "The key expires at 2026-06-30 19:00:00 CDT (2026-07-01 00:00:00 UTC). … The view runs again.",
+        "The key expires at 2999-06-30 19:00:00 CDT (2999-07-01 00:00:00 UTC). … The view runs again.",
     ),
+    (
+        {"status": "failed", **EXPIRED},
+        "write ended",
+        "The key expired at 2026-06-30 19:00:00 CDT (2026-07-01 00:00:00 UTC). … Everything runs again, calls and "
+        "writes included: the key has expired … The key is no longer kept.",
+    ),
+    (EXPIRED, "call ended", "The key expired at 2026 … Everything runs again, calls … The key is no longer kept."),
+    ({**FAILED, **EXPIRED}, "call ended", f"Expires: {NEVER}. … Finished steps are not repeated"),
+    ({**STUCK, **EXPIRED}, "write ended", "No harm done … Finished steps are not repeated"),
     (
         {"status": "failed", "policy": "retry-keyed"},
         "call",
@@ -293,6 +303,11 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         {"status": "failed", "policy": "retry-keyed"},
         "call keyed",
         "The view runs again and repeats the calls in doubt, with the same derived keys.",
+    ),
+    (
+        {"status": "failed", "policy": "retry"},
+        "call keyed old",
+        "The other side may not recognize a repeated call of s0: … or asked so long ago that the key may be forgotten",
     ),
     (
         {"status": "failed"},
@@ -309,15 +324,27 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     """What happened, what is certain, what is not, what comes next, and what to do."""
     key, now = make_key(**fields), timezone.now()
     for number, made in enumerate(filter(None, steps.split(", "))):
-        kept: dict[str, Any] = {"keyed": "keyed" in made}
+        kept: dict[str, Any] = {"keyed": "keyed" in made, "started_at": now - timedelta(days=3 * ("old" in made))}
         if "ended" in made or "lost" in made:
-            kept = {"finished_at": now, "result": '{"value": 1}' if "ended" in made else None}
+            kept |= {"finished_at": now, "result": '{"value": 1}' if "ended" in made else None}
         add_step(key, f"s{number}", made.split()[0], **kept)
     facts = facts_of([key])[0]
     story = Story(facts.row, facts.now, facts.steps)
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_retry_of_an_expired_key_runs_again_as_its_page_says(post: Post, settings: Any, encrypted: bool) -> None:
+    """Until the next cleanup, too, and also if what is stored cannot be decrypted."""
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]} if encrypted else {}
+    post("/pay")
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]} if encrypted else {}
+    IdempotencyKey.objects.update(**EXPIRED)
+    text = page_of(row())
+    assert ("Everything runs again" in text, "Nothing runs again" in text) == (True, False)
+    assert (post("/pay").status_code, GATEWAY.calls) == (201, 2)
 
 
 def certain() -> str:

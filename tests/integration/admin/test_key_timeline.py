@@ -12,14 +12,16 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
+from django_idempotency import ResultNotStorable
 from django_idempotency.admin.texts import moment
 from django_idempotency.maintenance import record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, address, detail, make_key, staff, step
-from tests.at_rest import OLD
+from tests.at_rest import NEW, OLD
 from tests.factories import UserFactory
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, lapse, row
+from tests.steps import add_step
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin_urls")]
@@ -102,6 +104,28 @@ class TestTimeline:
             assert "ada corrected the result of “charge”" in page
             assert ("ch_old" in page, "ch_new" in page) == (shown, shown)
             assert ("recorded by a person" in page, "finished after" in page) == (True, False)
+
+    def test_a_lost_value_was_recorded_by_nobody(self, post: Post) -> None:
+        """Its call has ended by itself."""
+        GATEWAY.result = lambda key: object()
+        with pytest.raises(ResultNotStorable):
+            post("/pay")
+        page = page_of(row())
+        assert ("recorded by a person" in page, "finished after" in page) == (False, True)
+
+    def test_a_replaced_result_becomes_readable_with_its_encryption_key(
+        self, in_doubt: IdempotencyKey, settings: Any
+    ) -> None:
+        """It was corrected while that key was missing. Until the key is back, the trail says what is missing."""
+        add_step(in_doubt, "mail")  # its decision encrypts the trail with the new key
+        for keys, name, result in (([OLD], "charge", "ch_old"), ([NEW, OLD], "mail", 1), ([NEW], "charge", "ch_new")):
+            settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": keys}
+            record_outcome(row(), name, result)
+        assert "What is stored in &#x27;result&#x27; of idempotency key" in page_of(row(), SECRETS)
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW, OLD]}
+        for permissions, shown in (((), False), ((SECRETS,), True)):
+            page = page_of(row(), *permissions)
+            assert ("ch_old" in page, "ch_new" in page) == (shown, shown)
 
     def test_what_is_encrypted_needs_its_permission(self, in_doubt: IdempotencyKey, settings: Any) -> None:
         """Errors and reasons may quote a request."""

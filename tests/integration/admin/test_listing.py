@@ -53,7 +53,7 @@ def one_of_each() -> None:
     step(make_key("stuck doubt", status="in_progress", locked_until=now - HOUR))
     step(make_key("stuck half", status="in_progress", locked_until=now - HOUR), finished=True)
     add_step(make_key("failed", status="failed"), kind="write", finished_at=now)  # with nothing outside
-    make_key("unleased", status="in_progress")
+    make_key("unleased", status="in_progress", expires_at=now)  # listed once its `ttl` is over
 
 
 @pytest.mark.usefixtures("one_of_each")

@@ -99,6 +99,12 @@ def test_what_needs_attention_is_in_one_of_three_states_and_never_expires(rows: 
     assert not keys.filter(EXPIRED.condition, status="in_progress").exists()
 
 
+def test_a_row_that_was_read_has_expired_if_the_query_says_so(rows: Any) -> None:
+    """The admin tells a person so as the claim would tell a retry."""
+    expired = set(IdempotencyKey.objects.filter(EXPIRED.condition).values_list("pk", flat=True))
+    assert expired == {row.pk for row in rows if Seen(row, row.now).expired}
+
+
 def test_a_decision_is_possible_about_each_idle_key(rows: Any) -> None:
     """Completed keys, and those that a worker holds, are left alone."""
     seen = [Seen(row, row.now) for row in rows]
