@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError
 from django.db.models import QuerySet, Value
 from django.db.models.functions import Greatest
 
 from ..engine.conf import LEASED, resolve
 from ..engine.events import report_purged
+from ..engine.execution.claiming import atomic
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import ATTENTION, EXPIRED, STUCK, Clock
@@ -91,7 +92,7 @@ def cleanup_idempotency_keys(
     purging = complete = False
     not_before = None
     while not complete:
-        with _explained(store), transaction.atomic(using=store.alias, durable=True):
+        with _explained(store), atomic(store.alias, durable=True):
             if purging:
                 count, not_before = store.purge(batch_size, not_before)
             else:

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django.db import transaction
 from django.db.models import Q
 
 from ..engine.conf import backend_for
+from ..engine.execution.claiming import atomic
 from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.protocol.stored_key import Status
 from ..engine.request.callers import acting_for
@@ -176,7 +176,7 @@ def _forget(
 
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
-    with transaction.atomic(using=rows.db):
+    with atomic(rows.db):
         # The rows are locked before their states are examined. Rows that are already locked are skipped, because
         # another request may be starting a new attempt.
         needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")

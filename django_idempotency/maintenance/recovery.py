@@ -19,7 +19,6 @@ from threading import Event
 from typing import Any, Literal
 
 from django.conf import settings
-from django.db import transaction
 from django.db.models import Count, Q
 
 from ..engine.conf.fields import seconds_of
@@ -27,7 +26,7 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import claim_or_wait, claim_request
+from ..engine.execution.claiming import atomic, claim_or_wait, claim_request
 from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import identify
@@ -305,7 +304,7 @@ def _told(outcome: Any, doubts: Collection[str]) -> tuple[Outcome, str]:
 
 def _remember(row: IdempotencyKey, made: Decision) -> None:
     """Store the findings of `reconcile` in the key's audit trail, not just in the log."""
-    with transaction.atomic(using=row._state.db):
+    with atomic(str(row._state.db)):
         if (held := locked(same_row(row)).first()) is not None:
             # No entry is added to a trail that was damaged in the database.
             with suppress(NotDecryptable):

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
 from django.db.models import Value
 from django.db.models.functions import Coalesce
 
 from ..engine.conf import LEASED, resolve
+from ..engine.execution.claiming import atomic
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked, steps_of
@@ -181,7 +181,7 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
     Raises `NotResolvable` if the row has changed.
     """
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
-    with transaction.atomic(using=rows.db):
+    with atomic(rows.db):
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
         if row is None or row.updated_at != key.updated_at:
             raise NotResolvable(

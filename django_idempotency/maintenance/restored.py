@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import transaction
-
 from ..engine.conf import LEASED, resolve
+from ..engine.execution.claiming import atomic
 from ..engine.execution.operation import decode, encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
@@ -53,7 +52,7 @@ def remember_calls(
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
     rows = IdempotencyKey.objects.using(store.alias).filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash)
-    with transaction.atomic(using=store.alias):
+    with atomic(store.alias):
         # A claim would take a completed key over once its `ttl` is over, and its work would be done a second time.
         done = locked(rows.filter(status=IdempotencyKey.Status.COMPLETED)).exists()
         claim = None if done else store.claim(wanted)

@@ -29,8 +29,8 @@ from .requests import Reply, Request
 
 Policy = IdempotencyKey.Policy
 
-STEPS = {"call": "call", "fetch": "fetch", "write": "write", "acall": "call", "afetch": "fetch"}
-"""The methods of `Operation`, and the kind of step that each makes. `awrite` is left out, because it calls `write`."""
+STEPS = {"call": "call", "fetch": "fetch", "_written": "write", "acall": "call", "afetch": "fetch"}
+"""The methods of `Operation`, and the kind of step that each makes. `write` and `awrite` call `_written`."""
 HARMLESS = ("ROLLBACK", "RELEASE")
 """The statements with which Django rolls back. After a process has died, the database rolls back by itself."""
 COMPLETED = IdempotencyKey.Status.COMPLETED

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import json
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import isfunction
+from typing import Any
 
 import pytest
+from django.db import transaction
 
+from django_idempotency import Operation, run_once
+from django_idempotency.engine.execution import atomic, claiming, leased
+from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, server_environment
 from tests.shopapp.models import Order
@@ -137,3 +147,110 @@ def test_a_signal_at_any_moment_loses_nothing() -> None:
     assert (told["left_open"], [key for key in told["answered"] if orders[key] != 1]) == (0, [])
     after = Counter(Order.objects.exclude(reference__startswith="warm").values_list("reference", flat=True))
     assert after == {str(number): 1 for number in range(TIMES)}
+
+
+class Struck(Exception):
+    """What a signal's handler raises."""
+
+
+def lines_of(*functions: Any) -> list[tuple[Any, int]]:
+    """Each line of these functions before which an exception may strike. Where a `try:` stands, Python does nothing."""
+    codes = [inspect.unwrap(function).__code__ for function in functions]
+    starts = [(code, line, code.co_code[at]) for code in codes for at, line in dis.findlinestarts(code) if line]
+    return [(code, line) for code, line, operation in starts if dis.opname[operation] != "NOP"]
+
+
+def striking(code: Any, number: int) -> Callable[..., Any]:
+    """A trace function that raises once, just before this line."""
+    done: list[int] = []
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and frame.f_lineno == number and not done:
+            done.append(number)
+            raise Struck
+        return line
+
+    return lambda frame, event, argument: line if frame.f_code is code and not done else None
+
+
+AROUND = (
+    *(Operation._look_up, leased.committed, claiming.atomic),
+    *(transaction.Atomic.__enter__, transaction.Atomic.__exit__),
+)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("step", ["call", "write"])
+def test_an_exception_before_any_line_of_a_step_hides_nothing(step: str, in_threads: Any) -> None:
+    """The work gives up at it, with an answer that says so. That completes no key whose step took effect, and what
+    comes next on the connection is committed."""
+    own = leased.LeasedOperation
+    of_step = (own._start, own._finish) if step == "call" else (Operation._written, own._write)
+    effects: list[str] = []
+
+    def work(operation: Operation) -> str:
+        key = str(operation.key)
+        try:
+            getattr(operation, step)("step", lambda: effects.append(key) or Order.objects.create(reference=key).pk)
+        except Struck:
+            return "time is up"
+        return "done"
+
+    hidden, notes = [], 0
+    for number, (code, line) in enumerate(lines_of(*of_step, *AROUND)):
+        key = f"{number}"
+        before = sys.gettrace()
+        sys.settrace(striking(code, line))
+        try:
+            with suppress(Exception):
+                run_once(work, scope="s", key=key, operation="o", lease=60)
+        finally:
+            sys.settrace(before)
+        row = IdempotencyKey.objects.get(key=key) if IdempotencyKey.objects.filter(key=key) else None
+        if (
+            row
+            and row.status == "completed"
+            and b"time is up" in bytes(row.body or b"")
+            and (row.effects or Order.objects.filter(reference=key))
+        ):
+            hidden.append((code.co_qualname if hasattr(code, "co_qualname") else code.co_name, line))
+        run_once(lambda: Order.objects.create(reference="note").pk, scope="s", key=f"note-{number}", operation="o")
+        notes += 1
+    assert hidden == []
+    assert in_threads(1, lambda _: Order.objects.filter(reference="note").count()) == [notes]
+    assert notes > 50
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("warm", [False, True])
+def test_an_exception_before_any_line_of_an_atomic_run_loses_nothing(warm: bool, in_threads: Any) -> None:
+    """Order and key are there together or not at all, and what comes next on the connection is committed."""
+    store = store_for("default")
+    of_attempt = [each for each in vars(atomic._Attempt).values() if isfunction(each)]
+    of_store = [getattr(type(store), name) for name in ("claim", "complete", "has_ended", "is_broken")]
+    lines = lines_of(atomic.run_atomically, *of_attempt, *of_store, claiming.claim_or_wait, *AROUND[-2:])
+
+    def place(key: str) -> None:
+        run_once(lambda: Order.objects.create(reference=key).pk, scope="s", key=key, operation="o")
+
+    for number, (code, line) in enumerate(lines):
+        for early in range(20 if warm else 0):  # what is prepared takes another way
+            place(f"early-{early}")
+        before = sys.gettrace()
+        sys.settrace(striking(code, line))
+        try:
+            with suppress(Exception):
+                place(str(number))
+        finally:
+            sys.settrace(before)
+        place(f"note-{number}")
+
+    def kept(_: int) -> tuple[set[str], set[str]]:
+        return set(Order.objects.values_list("reference", flat=True)), set(
+            IdempotencyKey.objects.values_list("key", flat=True)
+        )
+
+    ((orders, keys),) = in_threads(1, kept)
+    assert orders == keys
+    assert {key for key in keys if key.startswith("note")} == {f"note-{number}" for number in range(len(lines))}
+    assert len(lines) > 100

@@ -65,6 +65,23 @@ class TestFailure:
         HOOKS["view"] = lambda request: request.idempotency.write("half", lambda: "done")
         assert post("/hooked").json() == {"result": "done"}
 
+    def test_an_answer_about_a_row_that_is_gone_is_kept(self, post: Post) -> None:
+        """The view is told by `DoesNotExist`, as by a result."""
+
+        def view(request: Any) -> str:
+            try:
+                order = request.idempotency.write("order", Order.objects.create)
+            except Order.DoesNotExist:
+                return "gone"
+            raise Broken(order)
+
+        HOOKS["view"] = view
+        with pytest.raises(Broken):
+            post("/hooked")
+        Order.objects.all().delete()
+        assert post("/hooked").json() == {"result": "gone"}
+        assert row().status == "completed"
+
     def test_a_result_is_kept_for_ttl_from_its_completion(self, post: Post) -> None:
         """However long the view has run."""
         HOOKS["at the end"] = lambda operation: IdempotencyKey.objects.update(expires_at=timezone.now())

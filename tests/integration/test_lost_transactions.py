@@ -19,8 +19,15 @@ from django_idempotency import (
     TransactionBroken,
     run_once,
 )
-from django_idempotency.maintenance import in_doubt
+from django_idempotency.maintenance import (
+    cleanup_idempotency_keys,
+    forget_scope,
+    in_doubt,
+    release_for_retry,
+    remember_calls,
+)
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.leases import Broken
 from tests.shopapp.models import Ledger, Order
 from tests.tap import tapped
@@ -193,6 +200,38 @@ def test_an_exception_just_before_a_commit_leaves_no_transaction(
     IdempotencyKey.objects.filter(key="k").update(locked_until=timezone.now() - timedelta(hours=1))
     once(pays, lease=60)
     assert Order.objects.filter(reference="paid").count() == 1
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda arm: run_once(lambda o: o.fetch("rate", arm), scope="s", key="other", operation="o", lease=60),
+        lambda arm: (arm(), cleanup_idempotency_keys()),
+        lambda arm: (arm(), forget_scope("s")),
+        lambda arm: (arm(), remember_calls("s", "o", "k", {"charge": 1})),
+        lambda arm: (arm(), release_for_retry(IdempotencyKey.objects.get())),
+    ],
+    ids=["fetch", "cleanup", "erasure", "restore", "decision"],
+)
+def test_an_exception_as_a_transaction_begins_leaves_none(
+    begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, in_threads: Callable[..., Any]
+) -> None:
+    """Each has one of its own, and its process may live on: a task under a time limit does."""
+    create_key("k", scope="s", operation="o", in_doubt=["charge"])
+    wrapper: Any = connections["default"]
+    armed: list[bool] = []
+
+    def set_autocommit(on: bool, **how: Any) -> None:
+        type(wrapper).set_autocommit(wrapper, on, **how)
+        if armed and not on:
+            armed.clear()
+            raise Broken
+
+    monkeypatch.setattr(wrapper, "set_autocommit", set_autocommit)
+    with pytest.raises(Broken):
+        begin(lambda: armed.append(True))
+    run_once(lambda: Order.objects.create(reference="note").pk, scope="s", key="note", operation="o")
+    assert in_threads(1, lambda number: Order.objects.filter(reference="note").count()) == [1]
 
 
 @pytest.mark.only_on("postgresql")

@@ -67,7 +67,7 @@ def test_no_waiting_delivery_starts_once_the_endpoints_are_paused(settings: Any)
 
     def paused() -> bool:
         asked.append(True)
-        return len(asked) > 2
+        return len(asked) > 1  # the first is before its claim
 
     settings.IDEMPOTENCY = {"PAUSED": paused}
     held = once(scope="tasks", key=str, operation="held", lease=30)(breaks)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections, transaction
 
 from ...exceptions import NotDecryptable
 from ..conf import get_settings
@@ -111,6 +111,23 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     return Unavailable()
 
 
+@contextmanager
+def atomic(alias: str, **how: bool) -> Iterator[None]:
+    """Django's `atomic()`, from which an exception of a signal handler leaves no open transaction.
+
+    See Note [An exception at any moment]. Inside another transaction, that one's owner has to see to it.
+    """
+    connection = connections[alias]
+    outermost = not (connection.in_atomic_block or has_begun(connection))
+    try:
+        with transaction.atomic(using=alias, **how):
+            yield
+    except BaseException:
+        if outermost and (connection.in_atomic_block or not connection.autocommit):
+            give_up(connection)
+        raise
+
+
 def give_up(connection: Any) -> None:
     """Close a connection about whose transaction Django, the driver and the server may disagree.
 
@@ -127,9 +144,11 @@ def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: fl
     A failed claim ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
     """
     pause = FIRST_PAUSE
-    while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0 and not get_settings().pauses():
+    while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
         # Without this jitter, many duplicates would all claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)
         pause = min(2 * pause, LONGEST_PAUSE)
+        if get_settings().pauses():
+            break
         outcome = claim()
     return outcome

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db import Error, IntegrityError, connections, transaction
+from django.db import Error, IntegrityError, connections
 
 from ...exceptions import (
     ClaimLost,
@@ -32,7 +32,7 @@ from ..stores import Store
 from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
-from .claiming import claim_or_wait, give_up, is_alone
+from .claiming import atomic, claim_or_wait, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
@@ -148,15 +148,8 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
             "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
             "@transaction.non_atomic_requests."
         )
-    connection, in_a_test = store.connection, store.connection.in_atomic_block
-    try:
-        with transaction.atomic(using=store.alias, durable=True):
-            return write()
-    except BaseException:
-        # See Note [An exception at any moment]: it may have struck before the COMMIT was sent.
-        if not in_a_test and (connection.in_atomic_block or not connection.autocommit):
-            give_up(connection)
-        raise
+    with atomic(store.alias, durable=True):
+        return write()
 
 
 def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
@@ -290,8 +283,9 @@ class LeasedOperation(Operation):
                 committed(self._store, what, partial(self._journal.finish_call, self._claim, name, kept), twice=True)
         elif kept is not None:  # `reconcile` records a lost value
             committed(self._store, what, partial(self._journal.enter_lost, self._claim, name, kept))
-        self._doubts.discard(name)
+        # In this order, because a signal may raise an exception in between: the step must never be in neither.
         self._kept[name] = kept
+        self._doubts.discard(name)
         if kept is None:
             raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")
         return as_kept(value, kept)
@@ -304,9 +298,14 @@ class LeasedOperation(Operation):
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
+
+        def keep() -> None:
+            with atomic(self._store.alias, savepoint=False):
+                self._journal.keep_fetched(self._claim, name, kept)
+
         # During a slow `fetch`, the server may have closed the idle connection. Try again on a new one.
         try:
-            _reconnecting_once(self._store, partial(self._journal.keep_fetched, self._claim, name, kept))
+            _reconnecting_once(self._store, keep)
         except IntegrityError:
             # Perhaps the first INSERT was committed and only its confirmation was lost.
             stored = KeptStep(Kind.FETCH, True, kept)
@@ -339,6 +338,7 @@ class LeasedOperation(Operation):
             return value
 
         try:
+            self._doubts.add(name)
             try:
                 value = committed(self._store, what, write)
             finally:
@@ -349,16 +349,13 @@ class LeasedOperation(Operation):
             # constraints.
             self._broke, self.resource = error, about
             # If the step has a row by now, its changes may be committed, although its function, COMMIT or a callback of
-            # `on_commit` has raised. If nobody can say whether it has one, the same is true.
-            try:
-                if committed(self._store, what, partial(self._journal.has, self._claim, name)):
-                    self._doubts.add(name)
-            except (Error, IdempotencyConfigurationError):
-                self._doubts.add(name)
-            except ClaimLost:
-                pass
+            # `on_commit` has raised. If nobody can say whether it has one, the step stays in doubt, too.
+            with suppress(Error, ClaimLost, IdempotencyConfigurationError):
+                if not committed(self._store, what, partial(self._journal.has, self._claim, name)):
+                    self._doubts.discard(name)
             raise
         self._kept[name] = done[0]
+        self._doubts.discard(name)
         return as_kept(value, done[0])
 
     def _repair(self, name: str, what: str, done: list[str]) -> None:

@@ -17,6 +17,7 @@ from uuid import UUID, uuid4, uuid5
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
+from django.core.exceptions import ObjectDoesNotExist
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 
@@ -372,7 +373,13 @@ class Operation:
         self._used.add(name)
         self._pending.add(name)
         self._unasked.discard(name)
-        return (True, decode(self._kept[name])) if name in self._kept and not lost else (False, None)
+        if name not in self._kept or lost:
+            return False, None
+        try:
+            return True, decode(self._kept[name])
+        except ObjectDoesNotExist:
+            self._pending.discard(name)  # the work is told that its row is gone
+            raise
 
     def _start(self, name: str) -> tuple[bool, Any]:
         return self._look_up(name, for_call=True)
