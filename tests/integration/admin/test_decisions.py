@@ -11,7 +11,7 @@ import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.management import call_command
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
@@ -202,14 +202,6 @@ class TestRefused:
         client = staff(VIEW, RESOLVE, "view_response", "view_order")
         assert error in decide(client, in_doubt, decision, **data)
         assert (row().decisions, LogEntry.objects.count()) == (None, 0)
-
-    @override_settings(DATABASE_ROUTERS=["tests.routers.OrdersAreOnOther"])
-    def test_a_row_that_may_be_on_another_database_than_the_key(self, in_doubt: IdempotencyKey) -> None:
-        """Its alias is part of what is entered."""
-        page = decide(
-            staff(VIEW, RESOLVE, "view_order"), in_doubt, "record", result='{"model": "shopapp.Order", "pk": 1}'
-        )
-        assert "The key is in the database “default”, but shopapp.Order is written to “other”." in page
 
     def test_which_rows_exist_is_told_only_to_those_who_may_view_them(self, in_doubt: IdempotencyKey) -> None:
         """Else the form would answer for any primary key of any model."""

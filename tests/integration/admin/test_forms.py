@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_idempotency.maintenance import release_for_retry
 from django_idempotency.models import IdempotencyKey
-from tests.admin_pages import detail, make_key, page_of, send
+from tests.admin_pages import decide, detail, make_key, page_of, send, staff
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import HOOKS
 from tests.leases import Broken, breaks, row
@@ -122,3 +122,15 @@ def test_a_decision_about_many_keys_begins_with_their_sum_and_its_button(operato
     )
     places = [page.index(text) for text in (*said, 'class="idempotency-selected"')]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("alias", ["", "default"])
+def test_a_row_that_may_be_on_another_database_than_the_key(settings: Any, alias: str) -> None:
+    """Its alias is part of what is entered."""
+    settings.DATABASE_ROUTERS = ["tests.routers.OrdersAreOnOther"]
+    add_step(make_key(status="failed", policy="hold"))
+    client = staff("view_idempotencykey", "resolve_idempotencykey", "view_order")
+    using = f', "using": "{alias}"' if alias else ""
+    page = decide(client, row(), "record", result=f'{{"model": "shopapp.Order", "pk": 1{using}}}')
+    told = "The key is in the database “default”, but shopapp.Order is written to “other”."
+    assert (told in page, "There is no shopapp.Order" in page) == (not alias, bool(alias))
