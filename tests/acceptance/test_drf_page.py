@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import path
 
+from django_idempotency.keys import caller_scope
 from tests.shopapp.models import Order
 
 pytest.importorskip("rest_framework")
@@ -34,6 +35,22 @@ def test_each_item_of_a_bulk_request_runs_once(run: Any, serve: Any, client: Cli
     assert Order.objects.count() == 2
     client.force_login(django_user_model.objects.create_user("ben"))
     assert send(item("one")) == [("one", 201, False)]
+
+
+@pytest.mark.django_db
+def test_a_bulk_request_of_another_tenant_has_other_keys(
+    run: Any, serve: Any, client: Client, django_user_model: Any, settings: Any
+) -> None:
+    """Also for one user with one key: the project's `SCOPE` counts."""
+    settings.IDEMPOTENCY = {"SCOPE": lambda request: f"{request.headers['X-Tenant']}:{caller_scope(request)}"}
+    serve(path("bulk/", run("docs/drf.md", "shop/bulk.py").BulkOrders.as_view()))
+    client.force_login(django_user_model.objects.create_user("ann"))
+    told = [
+        client.post("/bulk/", [item("one")], content_type="application/json", headers={"X-Tenant": tenant}).json()
+        for tenant in ("acme", "globex", "acme")
+    ]
+    assert [done["replayed"] for (done,) in told] == [False, False, True]
+    assert Order.objects.count() == 2
 
 
 def test_the_schema_shows_the_projects_own_errors(run: Any, settings: Any) -> None:
