@@ -295,6 +295,31 @@ def test_the_recovery_builds_the_order_without_the_request(run, serve, client, g
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_declined_card_gets_no_order(run: Any, serve: Any, client: Client, gateway: Any, dies: bool) -> None:
+    """The retry neither, nor the recovery of a key whose view died before it answered."""
+    sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
+    gateway.charge = lambda *args, **kwargs: {"declined": "no funds"}
+    page = run("docs/operations.md", "shop/without_the_request.py")
+    serve(path("pay/", page.pay))
+
+    def sent() -> Any:
+        return client.post("/pay/", {"amount": 4990}, content_type="application/json", headers={"Idempotency-Key": "k"})
+
+    if dies:
+        with pytest.MonkeyPatch.context() as dying, pytest.raises(SystemExit):
+            dying.setattr(sys.modules["documented"], "order_of", lambda *args: sys.exit())
+            sent()
+        recover_idempotency_keys(older_than=0)
+    else:
+        assert sent()["Idempotency-Replayed"] == "false"
+    again = sent()
+    assert (again.status_code, again.json()) == (402, {"code": "declined"})
+    assert again["Idempotency-Replayed"] == "true"
+    assert models.Order.objects.count() == 0
+
+
+@pytest.mark.django_db
 def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
     """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
     page = run("docs/events.md", "shop/receiver.py")
