@@ -16,7 +16,6 @@ from django.test import RequestFactory
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 
-
 EVENT = {"id": "evt_1", "order": "a book", "amount": 5}
 
 
@@ -52,9 +51,7 @@ def _no_registries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_late_delivery_makes_no_second_order(run: Any, package: str, block: str, function: str, given: Any) -> None:
     """A queue, a sender or cron may deliver again for weeks."""
     pytest.importorskip(package)
-    work = getattr(
-        run("docs/events.md", block, __name__="late"), function
-    )  # huey refuses a second task of one name, too
+    work = getattr(run("docs/events.md", block, __name__="late"), function)  # huey has seen "documented"
     work(given)
     almost_a_month_later()
     work(given)
