@@ -14,7 +14,7 @@ from django.db.models import F
 from django.test import RequestFactory
 
 from django_idempotency.models import IdempotencyKey
-from tests.shopapp.models import Order
+from tests.shopapp.models import Order, Outbox
 
 EVENT = {"id": "evt_1", "order": "a book", "amount": 5}
 
@@ -56,6 +56,66 @@ def test_a_late_delivery_makes_no_second_order(run: Any, package: str, block: st
     almost_a_month_later()
     work(given)
     assert Order.objects.count() == 1
+
+
+class Stream:
+    """A Redis stream, as far as the recipe sees it: what is pending comes before what is new."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.new, self.pending, self.dead = list(enumerate(events)), dict[int, Any](), list[Any]()
+
+    def xautoclaim(self, *args: Any, count: int, **kwargs: Any) -> Any:
+        return "0-0", [*self.pending.items()][:count], []
+
+    def xreadgroup(self, *args: Any, count: int, **kwargs: Any) -> Any:
+        found, self.new = self.new[:count], self.new[count:]
+        self.pending.update(found)
+        return [("orders", found)] if found else []
+
+    def xadd(self, name: str, event: Any) -> None:
+        self.dead.append(event)
+
+    def xack(self, stream: str, group: str, number: int) -> None:
+        del self.pending[number]
+
+
+GOOD = [{"id": f"good-{number}", "order": "a book", "amount": 1} for number in range(2)]
+BAD = {"id": "bad"}
+KEYLESS = {"id": "", "order": "a book", "amount": 1}
+
+
+@pytest.mark.django_db
+def test_a_bad_message_of_a_stream_stops_no_other(run: Any) -> None:
+    """It stays pending. One without a usable key, which no retry can help, is a dead letter."""
+    redis, consume = Stream(BAD, KEYLESS, *GOOD), run("docs/events.md", "shop/stream.py").consume
+    for _ in range(2):
+        consume(redis, "worker")
+    assert (list(redis.pending.values()), redis.dead, Order.objects.count()) == ([BAD], [KEYLESS], 2)
+
+
+@pytest.mark.django_db
+def test_a_bad_message_of_a_queue_stops_no_other(run: Any) -> None:
+    """It isn't acknowledged. One without a usable key, which no retry can help, is a dead letter."""
+    acknowledged: list[Any] = []
+    dead: list[Any] = []
+    run("docs/events.md", "shop/events.py").consume([BAD, KEYLESS, *GOOD], acknowledged.append, dead.append)
+    assert (acknowledged, dead, Order.objects.count()) == (GOOD, [KEYLESS], 2)
+
+
+@pytest.mark.django_db
+def test_a_bad_row_of_an_outbox_stops_no_other(run: Any) -> None:
+    """Each of the others is published once, and the bad one stays."""
+    Outbox.objects.bulk_create(Outbox(payload=payload) for payload in (GOOD[0], BAD, GOOD[1]))
+    published: list[Any] = []
+
+    def publish(payload: Any) -> None:
+        if payload == BAD:
+            raise ValueError("too long for the broker")
+        published.append(payload)
+
+    for _ in range(2):
+        run("docs/events.md", "shop/outbox.py").relay(publish)
+    assert (published, Outbox.objects.get().payload) == (GOOD, BAD)
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
