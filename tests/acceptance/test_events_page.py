@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.test import RequestFactory
 
@@ -30,6 +30,14 @@ def _no_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     decorator = lambda **options: lambda function: function  # noqa: E731
     monkeypatch.setitem(sys.modules, "celery", SimpleNamespace(shared_task=decorator))
     monkeypatch.setitem(sys.modules, "dramatiq", SimpleNamespace(actor=decorator))
+
+
+@pytest.mark.usefixtures("_no_registries")
+def test_a_deadlock_after_many_retries_does_not_end_a_dramatiq_task(run: Any) -> None:
+    """A pause of some hours is more than 20 retries."""
+    retry = run("docs/events.md", "shop/dramatiq_tasks.py").retry
+    assert retry(25, OperationalError("deadlock detected"))
+    assert not retry(25, ValueError("a bug"))
 
 
 @pytest.mark.django_db
@@ -131,10 +139,36 @@ def test_an_asyncio_consumer_works_on_several_messages(run: Any, monkeypatch: py
         return (await Order.objects.acreate(reference=event["order"])).pk
 
     monkeypatch.setattr(sys.modules["documented"], "place", together)
-    first = asyncio.run(consume(events))
+    first = asyncio.run(consume(events, anyhow))
     almost_a_month_later()
-    again = asyncio.run(consume(events))
+    again = asyncio.run(consume(events, anyhow))
     orders = list(Order.objects.order_by("reference").values_list("pk", flat=True))
     assert [(done.value, done.replayed) for done in first] == [(pk, False) for pk in orders]
     assert [(done.value, done.replayed) for done in again] == [(pk, True) for pk in orders]
     assert len(orders) == 2
+
+
+async def anyhow(event: Any) -> None:
+    """Acknowledge."""
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+@pytest.mark.django_db(transaction=True)
+def test_an_asyncio_consumer_acknowledges_what_is_done(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a message whose work was the victim of a deadlock."""
+    consume = run("docs/events.md", "shop/aio_consumer.py").consume
+    place = vars(sys.modules["documented"])["place"]
+    acknowledged: list[str] = []
+
+    async def unlucky(event: Any) -> Any:
+        if event["id"] == "deadlock":
+            raise OperationalError("deadlock detected")
+        return await place(event)
+
+    async def acknowledge(event: Any) -> None:
+        acknowledged.append(event["id"])
+
+    monkeypatch.setattr(sys.modules["documented"], "place", unlucky)
+    events = [{"id": "deadlock", "order": "a"}, {"id": "done", "order": "b"}]
+    failed, done = asyncio.run(consume(events, acknowledge))
+    assert (type(failed), done.replayed, acknowledged) == (OperationalError, False, ["done"])

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from django.contrib.admin import AdminSite
 from django.core import mail
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import clear_url_caches, include, path
@@ -332,6 +333,22 @@ def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch:
     monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
     refused = page.receive(running)
     assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+
+
+@pytest.mark.django_db
+def test_a_task_hands_a_deadlock_back_to_its_queue(run: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that ends `FAILED` never runs again."""
+    tasks = pytest.importorskip("django.tasks")
+    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
+    module = run("docs/events.md", "shop/tasks.py")
+
+    def deadlock(**fields: Any) -> None:
+        raise OperationalError("deadlock detected")
+
+    monkeypatch.setattr(models.Order.objects, "create", deadlock)
+    module.ship.call("7")
+    (again,) = tasks.default_task_backend.results
+    assert again.args == ["7"]
 
 
 @pytest.mark.django_db
