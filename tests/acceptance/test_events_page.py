@@ -12,8 +12,10 @@ import pytest
 from django.db import OperationalError, connection
 from django.db.models import F
 from django.test import RequestFactory
+from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.shopapp.models import Order, Outbox
 
 EVENT = {"id": "evt_1", "order": "a book", "amount": 5}
@@ -46,7 +48,7 @@ def test_a_deadlock_after_many_retries_does_not_end_a_dramatiq_task(run: Any) ->
     ("package", "block", "function", "given"),
     [
         ("django", "shop/events.py", "place_order", EVENT),
-        ("django", "shop/outbox.py", "place_order", EVENT),
+        pytest.param("django", "shop/outbox.py", "place_order", EVENT, marks=pytest.mark.only_on("postgresql")),
         ("django", "shop/stream.py", "place_order", EVENT),
         ("django", "shop/receiver.py", "receive", RequestFactory().post("/", EVENT, content_type="application/json")),
         ("celery", "shop/celery_tasks.py", "ship", "7"),
@@ -64,6 +66,51 @@ def test_a_late_delivery_makes_no_second_order(run: Any, package: str, block: st
     almost_a_month_later()
     work(given)
     assert Order.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
+    """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
+    page = run("docs/events.md", "shop/receiver.py")
+    delivery = rf.post("/hook", {"id": "evt_1", "amount": 5}, content_type="application/json")
+    answers = [page.receive(delivery), page.receive(delivery)]
+    assert answers[0].content == answers[1].content == b'{"order": %d}' % Order.objects.get().pk
+    create_key("evt_2", scope="gateway", operation="receive", status="in_progress")
+    running = rf.post("/hook", {"id": "evt_2", "amount": 5}, content_type="application/json")
+    monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
+    refused = page.receive(running)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+
+
+@pytest.mark.django_db
+def test_a_task_hands_a_deadlock_back_to_its_queue(run: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that ends `FAILED` never runs again."""
+    tasks = pytest.importorskip("django.tasks")
+    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
+    module = run("docs/events.md", "shop/tasks.py")
+
+    def deadlock(**fields: Any) -> None:
+        raise OperationalError("deadlock detected")
+
+    monkeypatch.setattr(Order.objects, "create", deadlock)
+    module.ship.call("7")
+    (again,) = tasks.default_task_backend.results
+    assert again.args == ["7"]
+
+
+@pytest.mark.django_db
+def test_a_task_hands_not_now_back_to_its_queue(run: Any, settings: Any) -> None:
+    """`django.tasks` has no retry of its own, and would call the task failed."""
+    tasks = pytest.importorskip("django.tasks")
+    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
+    settings.IDEMPOTENCY = {"WAIT": 0}
+    module = run("docs/events.md", "shop/tasks.py")
+    create_key("7", scope="tasks", operation="documented.ship_once", status="in_progress")
+    before = timezone.now()
+    assert [module.ship.call("7"), module.ship.call("8")] == [None, Order.objects.get().pk]
+    (again,) = tasks.default_task_backend.results
+    assert again.args == ["7"]
+    assert again.task.run_after >= before + timedelta(seconds=30)
 
 
 class Stream:
@@ -110,6 +157,7 @@ def test_a_bad_message_of_a_queue_stops_no_other(run: Any) -> None:
     assert (acknowledged, dead, Order.objects.count()) == (GOOD, [KEYLESS], 2)
 
 
+@pytest.mark.only_on("postgresql")
 @pytest.mark.django_db
 def test_a_bad_row_of_an_outbox_stops_no_other(run: Any) -> None:
     """Each of the others is published once, and the bad one stays."""

@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 from django.contrib.admin import AdminSite
 from django.core import mail
-from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import clear_url_caches, include, path
@@ -22,7 +21,6 @@ from django_idempotency import OutcomeUnknown, idempotent
 from django_idempotency.engine.conf import get_settings
 from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
 from tests.acceptance.pages import ROOT
 from tests.factories import UserFactory
 from tests.shopapp import models
@@ -319,51 +317,6 @@ def test_a_declined_card_gets_no_order(run: Any, serve: Any, client: Client, gat
     assert (again.status_code, again.json()) == (402, {"code": "declined"})
     assert again["Idempotency-Replayed"] == "true"
     assert models.Order.objects.count() == 0
-
-
-@pytest.mark.django_db
-def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
-    """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
-    page = run("docs/events.md", "shop/receiver.py")
-    delivery = rf.post("/hook", {"id": "evt_1", "amount": 5}, content_type="application/json")
-    answers = [page.receive(delivery), page.receive(delivery)]
-    assert answers[0].content == answers[1].content == b'{"order": %d}' % models.Order.objects.get().pk
-    create_key("evt_2", scope="gateway", operation="receive", status="in_progress")
-    running = rf.post("/hook", {"id": "evt_2", "amount": 5}, content_type="application/json")
-    monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
-    refused = page.receive(running)
-    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
-
-
-@pytest.mark.django_db
-def test_a_task_hands_a_deadlock_back_to_its_queue(run: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that ends `FAILED` never runs again."""
-    tasks = pytest.importorskip("django.tasks")
-    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
-    module = run("docs/events.md", "shop/tasks.py")
-
-    def deadlock(**fields: Any) -> None:
-        raise OperationalError("deadlock detected")
-
-    monkeypatch.setattr(models.Order.objects, "create", deadlock)
-    module.ship.call("7")
-    (again,) = tasks.default_task_backend.results
-    assert again.args == ["7"]
-
-
-@pytest.mark.django_db
-def test_a_task_hands_not_now_back_to_its_queue(run: Any, settings: Any) -> None:
-    """`django.tasks` has no retry of its own, and would call the task failed."""
-    tasks = pytest.importorskip("django.tasks")
-    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
-    settings.IDEMPOTENCY = {"WAIT": 0}
-    module = run("docs/events.md", "shop/tasks.py")
-    create_key("7", scope="tasks", operation="documented.ship_once", status="in_progress")
-    before = timezone.now()
-    assert [module.ship.call("7"), module.ship.call("8")] == [None, models.Order.objects.get().pk]
-    (again,) = tasks.default_task_backend.results
-    assert again.args == ["7"]
-    assert again.task.run_after >= before + timedelta(seconds=30)
 
 
 @pytest.mark.django_db

@@ -24,7 +24,7 @@ from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request import callers
 from django_idempotency.engine.request.callers import acting_for, auth_scope, scope_of
 from django_idempotency.engine.request.problems import Refused
-from django_idempotency.keys import caller_scope, scope_of_request
+from django_idempotency.keys import caller_scope
 from django_idempotency.maintenance import scope_of_user
 from django_idempotency.maintenance.erasure import forget_scope
 from django_idempotency.models import IdempotencyKey
@@ -398,14 +398,3 @@ def test_a_scope_that_starts_from_caller_scope_keeps_callers_apart(rf: RequestFa
     settings.IDEMPOTENCY = {"ANONYMOUS": "refuse", "SCOPE": caller_scope}
     with pytest.raises(PermissionDenied, match="Only callers who can be told apart"):
         caller_scope(rf.post("/"))
-
-
-def test_the_scope_of_a_request_is_that_of_a_protected_view(rf: RequestFactory, settings: Any) -> None:
-    """With the project's `SCOPE` and without; whom a view refuses with 403 raises."""
-    settings.IDEMPOTENCY = {"SCOPE": lambda request: f"acme:{caller_scope(request)}"}
-    assert scope_of_request(rf.post("/")) == "acme:anonymous"
-    settings.IDEMPOTENCY = {"ANONYMOUS": "refuse"}
-    with pytest.raises(PermissionDenied, match="Only callers who can be told apart"):
-        scope_of_request(rf.post("/"))
-    settings.IDEMPOTENCY = {}
-    assert scope_of_request(rf.post("/")) == "anonymous"
