@@ -20,7 +20,7 @@ from .engine.protocol import digests
 from .engine.protocol.key_syntax import InvalidKey, is_uuid, parse_header
 
 __all__ = ["InvalidKey", "KeyReader", "caller_scope", "derived_key", "from_form_field", "from_header"]
-__all__ += ["is_uuid", "key_reference"]
+__all__ += ["is_uuid", "key_reference", "scope_of_request"]
 
 FORM_FIELD = "idempotency_key"
 """The name of the field that `{% idempotency_key %}` renders."""
@@ -98,6 +98,27 @@ def caller_scope(request: Any) -> str:
     from .engine.request import adapters  # settings.py may import this module before models are loaded
 
     return adapters.caller_scope(request)
+
+
+def scope_of_request(request: Any) -> str:
+    """Return the scope of a request to a protected view: what `IDEMPOTENCY["SCOPE"]` returns or, by default, the
+    `caller_scope`.
+
+    Pass it to `run_once` in a view that isn't protected itself, so that callers are told apart as everywhere else. It
+    knows nothing of an endpoint's own `scope=`. Don't call it in a `scope` function: start from `caller_scope`.
+
+    Loading the user may run queries.
+
+    Args:
+        request: Django's, the REST framework's or Django Ninja's request.
+
+    Raises:
+        PermissionDenied: the caller cannot be told apart from others, as for `caller_scope`.
+        IdempotencyConfigurationError: the user, the token or `SCOPE` does not identify the caller.
+    """
+    from .engine.request import adapters  # as in `caller_scope`
+
+    return adapters.request_scope(request)
 
 
 def key_reference(key: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from ..engine.conf import backend_for
-from ..engine.protocol.digests import HASHED_SCOPE, identify
+from ..engine.protocol.digests import identify_given
 from ..engine.protocol.outcomes import Resource
 from ..engine.protocol.stored_key import StoredKey
 from ..engine.stores.values import name_of, read_value
@@ -35,7 +35,8 @@ def find_in_backend(backend: str, *, scope: str, operation: str, key: str) -> Ke
 
     Args:
         backend: the backend's name in `BACKENDS`.
-        scope: the scope returned by the endpoint's `scope=`. For a user, `scope_of_user(user)`.
+        scope: the scope as the endpoint's `scope=` returns it, or as `operation.scope` shows it. For a user,
+            `scope_of_user(user)`.
         operation: the operation's name, as `idempotency_endpoints` and the log show it, such as "POST events/".
         key: the client's key, without quotes.
 
@@ -58,7 +59,7 @@ def name_in_backend(scope: str, operation: str | None, key: str) -> str:
             "a key in a backend is found only by scope, operation and key together. Pass operation=, as "
             "idempotency_endpoints shows it."
         )
-    return name_of(identify(scope=scope, operation=operation, key=key, stored=scope.startswith(HASHED_SCOPE)))
+    return name_of(identify_given(scope=scope, operation=operation, key=key))
 
 
 def read(backend: str, name: str) -> tuple[bytes | None, StoredKey | None]:

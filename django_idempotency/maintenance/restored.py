@@ -8,7 +8,7 @@ from typing import Any
 from ..engine.conf import LEASED, resolve
 from ..engine.execution.claiming import atomic
 from ..engine.execution.operation import decode, encode_step
-from ..engine.protocol.digests import identify
+from ..engine.protocol.digests import identify_given
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked, steps_of
@@ -32,7 +32,8 @@ def remember_calls(
     savepoint of an outer `atomic()` block.
 
     Args:
-        scope: the scope as the endpoint's `scope=` returns it. For a user, `scope_of_user(user)`.
+        scope: `operation.scope`, which the charge's metadata should carry: the scope as the endpoint's `scope=` returns
+            it, or as the admin shows it.
         operation: the operation's name, such as "POST pay/".
         key: the client's key, without quotes.
         results: the result of each step that the work or `reconcile` must find, by the step's name. Each is JSON, or a
@@ -48,7 +49,7 @@ def remember_calls(
         NotDecryptable: a stored result cannot be decrypted. Nothing was changed.
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
-    identity, ttl = identify(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
+    identity, ttl = identify_given(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
     rows = IdempotencyKey.objects.using(store.alias).filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash)

@@ -11,7 +11,10 @@ from typing import Any
 
 
 def test_keys_outside_the_database(run: Any, monkeypatch: Any, settings: Any, rf: Any) -> None:
-    """An ingestion view, a consumer, and a backend of the project's own: each event is published once."""
+    """An ingestion view, a consumer, and a backend of the project's own: each event is published once.
+
+    A message without a usable key, or whose work fails, stops no other.
+    """
     published: list[tuple[bytes, str]] = []
     stored: dict[str, bytes] = {}
 
@@ -45,7 +48,10 @@ def test_keys_outside_the_database(run: Any, monkeypatch: Any, settings: Any, rf
         (202, "true"),
     ]
     acknowledged: list[Any] = []
-    event = {"id": "e2", "text": "22 C"}
-    run("docs/backends.md", "shop/forwarding.py").consume([event, event], acknowledged.append)
+    dead: list[Any] = []
+    event, keyless, textless = {"id": "e2", "text": "22 C"}, {"id": ""}, {"id": "e3"}
+    forwarding = run("docs/backends.md", "shop/forwarding.py")
+    forwarding.consume([keyless, textless, event, event], acknowledged.append, dead.append)
     assert (acknowledged, [body for body, _ in published]) == ([event, event], [b"21 C", b"22 C"])
+    assert dead == [keyless]
     assert len(stored) == 2

@@ -8,6 +8,8 @@ import pytest
 from django.test import Client
 from django.urls import path
 
+from django_idempotency.keys import caller_scope
+from django_idempotency.testing import create_key, scope_of_user
 from tests.shopapp.models import Order
 
 pytest.importorskip("rest_framework")
@@ -18,22 +20,44 @@ def item(key: str, amount: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.django_db
-def test_each_item_of_a_bulk_request_runs_once(run: Any, serve: Any, client: Client, django_user_model: Any) -> None:
-    """A retry replays what has run, and runs the rest. Another customer may use the same keys."""
+@pytest.mark.parametrize("headers", [{}, {"Accept": "text/html, */*;q=0.8"}, {"HX-Request": "true"}])
+def test_each_item_of_a_bulk_request_runs_once(
+    run: Any, serve: Any, client: Client, django_user_model: Any, headers: dict[str, str]
+) -> None:
+    """A retry replays what has run, and runs the rest, also for a browser. Another customer may use the same keys."""
     serve(path("bulk/", run("docs/drf.md", "shop/bulk.py").BulkOrders.as_view()))
-    client.force_login(django_user_model.objects.create_user("ann"))
+    ann = django_user_model.objects.create_user("ann")
+    client.force_login(ann)
 
     def send(*items: dict[str, Any]) -> list[tuple[Any, ...]]:
-        answer = client.post("/bulk/", list(items), content_type="application/json")
+        answer = client.post("/bulk/?format=json", list(items), content_type="application/json", headers=headers)
         assert answer.status_code == 207
         return [(done["key"], done["status"], done.get("replayed", done.get("code"))) for done in answer.json()]
 
     assert send(item("one"), item("no key")) == [("one", 201, False), ("no key", 400, None)]
     assert send(item("one"), item("two")) == [("one", 201, True), ("two", 201, False)]
-    assert send(item("one", amount=9)) == [("one", 422, "already-used")]
+    assert send(item("one", amount=9)) == [("one", 422, "PayloadMismatch")]
+    create_key("running", scope=scope_of_user(ann), operation="bulk order", status="in_progress")
+    assert send(item("running")) == [("running", 409, "OperationInProgress")]
     assert Order.objects.count() == 2
     client.force_login(django_user_model.objects.create_user("ben"))
     assert send(item("one")) == [("one", 201, False)]
+
+
+@pytest.mark.django_db
+def test_a_bulk_request_of_another_tenant_has_other_keys(
+    run: Any, serve: Any, client: Client, django_user_model: Any, settings: Any
+) -> None:
+    """Also for one user with one key: the project's `SCOPE` counts."""
+    settings.IDEMPOTENCY = {"SCOPE": lambda request: f"{request.headers['X-Tenant']}:{caller_scope(request)}"}
+    serve(path("bulk/", run("docs/drf.md", "shop/bulk.py").BulkOrders.as_view()))
+    client.force_login(django_user_model.objects.create_user("ann"))
+    told = [
+        client.post("/bulk/", [item("one")], content_type="application/json", headers={"X-Tenant": tenant}).json()
+        for tenant in ("acme", "globex", "acme")
+    ]
+    assert [done["replayed"] for (done,) in told] == [False, False, True]
+    assert Order.objects.count() == 2
 
 
 def test_the_schema_shows_the_projects_own_errors(run: Any, settings: Any) -> None:

@@ -16,6 +16,7 @@ from django.test import Client
 from django.test.client import MULTIPART_CONTENT
 from django.urls import path
 
+from django_idempotency.keys import caller_scope
 from tests.shopapp.models import Order
 
 graphql = pytest.importorskip("graphql")
@@ -299,4 +300,15 @@ class TestTheFields:
         first = ask(client, {"query": ONE % "a"}, "one").json()
         client.force_login(django_user_model.objects.create(username="bob"))
         assert ask(client, {"query": ONE % "a"}, "one").json() != first
+        assert Order.objects.count() == 2
+
+    def test_another_tenant_has_other_keys(self, client: Client, settings: Any) -> None:
+        """Also for one user: the project's `SCOPE` counts."""
+        settings.IDEMPOTENCY = {"SCOPE": lambda request: f"{request.get_host()}:{caller_scope(request)}"}
+        settings.ALLOWED_HOSTS = ["*"]
+        told = []
+        for tenant in ("acme.example", "globex.example", "acme.example"):
+            client.defaults["HTTP_HOST"] = tenant
+            told.append(ask(client, {"query": ONE % "a"}, "one").json()["data"]["createOrder"]["id"])
+        assert told[0] == told[2] != told[1]
         assert Order.objects.count() == 2

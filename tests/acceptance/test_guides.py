@@ -21,7 +21,6 @@ from django_idempotency import OutcomeUnknown, idempotent
 from django_idempotency.engine.conf import get_settings
 from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
 from tests.acceptance.pages import ROOT
 from tests.factories import UserFactory
 from tests.shopapp import models
@@ -295,32 +294,29 @@ def test_the_recovery_builds_the_order_without_the_request(run, serve, client, g
 
 
 @pytest.mark.django_db
-def test_a_receiver_answers_what_run_once_raises(run: Any, rf: Any, monkeypatch: Any) -> None:
-    """A duplicate of a running delivery gets 409 and `Retry-After`, not 500."""
-    page = run("docs/events.md", "shop/receiver.py")
-    delivery = rf.post("/hook", {"id": "evt_1", "amount": 5}, content_type="application/json")
-    answers = [page.receive(delivery), page.receive(delivery)]
-    assert answers[0].content == answers[1].content == b'{"order": %d}' % models.Order.objects.get().pk
-    create_key("evt_2", scope="gateway", operation="receive", status="in_progress")
-    running = rf.post("/hook", {"id": "evt_2", "amount": 5}, content_type="application/json")
-    monkeypatch.setattr(page, "timedelta", lambda seconds: 0)
-    refused = page.receive(running)
-    assert (refused.status_code, refused.headers["Retry-After"]) == (409, "60")
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_declined_card_gets_no_order(run: Any, serve: Any, client: Client, gateway: Any, dies: bool) -> None:
+    """The retry neither, nor the recovery of a key whose view died before it answered."""
+    sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
+    gateway.charge = lambda *args, **kwargs: {"declined": "no funds"}
+    page = run("docs/operations.md", "shop/without_the_request.py")
+    serve(path("pay/", page.pay))
 
+    def sent() -> Any:
+        return client.post("/pay/", {"amount": 4990}, content_type="application/json", headers={"Idempotency-Key": "k"})
 
-@pytest.mark.django_db
-def test_a_task_hands_not_now_back_to_its_queue(run: Any, settings: Any) -> None:
-    """`django.tasks` has no retry of its own, and would call the task failed."""
-    tasks = pytest.importorskip("django.tasks")
-    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}}
-    settings.IDEMPOTENCY = {"WAIT": 0}
-    module = run("docs/events.md", "shop/tasks.py")
-    create_key("7", scope="tasks", operation="documented.ship_once", status="in_progress")
-    before = timezone.now()
-    assert [module.ship.call("7"), module.ship.call("8")] == [None, models.Order.objects.get().pk]
-    (again,) = tasks.default_task_backend.results
-    assert again.args == ["7"]
-    assert again.task.run_after >= before + timedelta(seconds=30)
+    if dies:
+        with pytest.MonkeyPatch.context() as dying:
+            dying.setattr(sys.modules["documented"], "order_of", lambda *args: sys.exit())
+            with pytest.raises(SystemExit):
+                sent()
+        recover_idempotency_keys(older_than=0)
+    else:
+        assert sent()["Idempotency-Replayed"] == "false"
+    again = sent()
+    assert (again.status_code, again.json()) == (402, {"code": "declined"})
+    assert again["Idempotency-Replayed"] == "true"
+    assert models.Order.objects.count() == 0
 
 
 @pytest.mark.django_db

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
+from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
 from django.utils import timezone
 
 from django_idempotency.engine.stores.states import Seen
+from django_idempotency.keys import caller_scope
 from django_idempotency.maintenance import remember_calls
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
@@ -81,9 +83,21 @@ def shop(run: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return Shop(run, serve, monkeypatch)
 
 
+def tenant_and_caller(request: HttpRequest) -> str:
+    return f"acme:{caller_scope(request)}"
+
+
+def too_long_to_store(request: HttpRequest) -> str:
+    return f"{caller_scope(request)}, {'acting for a tenant ' * 20}"
+
+
 @pytest.mark.django_db(transaction=True)
-def test_each_charge_gets_its_order_without_any_client(shop: Shop, run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scope", [None, tenant_and_caller, too_long_to_store])
+def test_each_charge_gets_its_order_without_any_client(
+    shop: Shop, run: Any, tmp_path: Path, settings: Any, scope: Any
+) -> None:
     """Two clients have retried before the endpoint was closed, and only their first charges are named for a refund."""
+    settings.IDEMPOTENCY = {"SCOPE": scope}
     shop.restored()
     assert [shop.pay(10), shop.pay(11)] == [201, 201]
     export = tmp_path / "charges.csv"

@@ -84,10 +84,10 @@ class TestHandle:
     def test_it_knows_its_key_in_both_modes(self, post: Post, key: str, where: str) -> None:
         """The reference is what logs show, and the derived key is what the admin computes."""
         found = seen(
-            post, where, lambda o: (o.key, o.reference, o.attempt, o.derive_key("mail"), o.in_doubt, o.results)
+            post, where, lambda o: (o.scope, o.key, o.reference, o.attempt, o.derive_key("mail"), o.in_doubt, o.results)
         )
         of_step = derived_key(scope=row().scope, operation=row().operation, key=key, step="mail")
-        assert found == (key, key_reference(key), 1, of_step, (), {})
+        assert found == (row().scope, key, key_reference(key), 1, of_step, (), {})
 
     def test_the_namespace_enters_its_derived_keys(self, post: Post, key: str, settings: Any) -> None:
         """So two deployments that share a gateway account do not answer each other's calls."""
@@ -107,12 +107,12 @@ class TestHandle:
         def names_an_order(operation: Any) -> Any:
             operation.refer_to("order", 59)
             keys = [operation.derive_key(name) for name in ("a", "a", "b")]
-            return operation.key, operation.reference, operation.resource, operation.results, keys
+            return operation.scope, operation.key, operation.reference, operation.resource, operation.results, keys
 
         first, second = (seen(post, where, names_an_order, key=None) for _ in range(2))
-        assert first[:4] == (None, None, ("order", "59"), {})
-        assert first[4][0] == first[4][1] != first[4][2]
-        assert first[4] != second[4]
+        assert first[:5] == (None, None, None, ("order", "59"), {})
+        assert first[5][0] == first[5][1] != first[5][2]
+        assert first[5] != second[5]
         assert IdempotencyKey.objects.count() == 0
 
     @pytest.mark.parametrize("verb", ["call", "acall", "fetch", "afetch", "write", "awrite", "renew", "arenew"])

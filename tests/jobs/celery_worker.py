@@ -38,6 +38,9 @@ def place(order: str) -> str:
     if order.startswith("crash") and not (FOLDER / "crashed").exists():
         (FOLDER / "crashed").touch()
         os.kill(os.getpid(), signal.SIGKILL)  # in the middle of the work
+    if order.startswith("hang") and not (FOLDER / "hung").exists():
+        (FOLDER / "hung").touch()
+        signal.pause()
     return order
 
 

@@ -82,6 +82,15 @@ def test_a_celery_child_that_is_killed_in_the_middle_of_the_work(tmp_path: Path)
     assert orders() == ["crash"]
 
 
+def test_a_celery_task_that_is_ended_by_its_time_limit_is_lost(tmp_path: Path) -> None:
+    """In spite of `acks_late` and `reject_on_worker_lost`. The next task, which waits for the child, is done."""
+    send(tmp_path, "place_order.apply_async(['hang', 1], time_limit=1); place_order.delay('next', 1)")
+    with worker(tmp_path, "--concurrency", "1"):
+        eventually("the next task", lambda: Ledger.objects.count() == 1)
+    assert (tmp_path / "hung").exists()
+    assert (orders(), [*(tmp_path / "queue").iterdir()]) == (["next"], [])
+
+
 def test_celery_soft_time_limits(tmp_path: Path) -> None:
     """The exception strikes anywhere in an order, and the child lives on: what it has answered is committed."""
     batches = [f"batch{number}" for number in range(8)]

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from django.contrib.auth.middleware import RemoteUserMiddleware
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -19,6 +20,7 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.callers import scope_of
+from django_idempotency.keys import caller_scope, scope_of_request
 from django_idempotency.maintenance.erasure import forget, forget_scope
 from django_idempotency.models import IdempotencyKey
 from tests.factories import UserFactory
@@ -251,3 +253,14 @@ def test_a_readable_scope_stays_readable() -> None:
     for scope in ("é" * 255, "\u0378", "a b"):
         sender(f"/tenant?tenant={quote(scope)}")()
         assert IdempotencyKey.objects.latest("pk").scope == scope
+
+
+def test_the_scope_of_a_request_is_that_of_a_protected_view(rf: RequestFactory, settings: Any) -> None:
+    """With the project's `SCOPE` and without; whom a view refuses with 403 raises."""
+    settings.IDEMPOTENCY = {"SCOPE": lambda request: f"acme:{caller_scope(request)}"}
+    assert scope_of_request(rf.post("/")) == "acme:anonymous"
+    settings.IDEMPOTENCY = {"ANONYMOUS": "refuse"}
+    with pytest.raises(PermissionDenied, match="Only callers who can be told apart"):
+        scope_of_request(rf.post("/"))
+    settings.IDEMPOTENCY = {}
+    assert scope_of_request(rf.post("/")) == "anonymous"

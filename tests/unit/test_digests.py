@@ -10,6 +10,7 @@ from django_idempotency.engine.protocol.digests import (
     digest,
     hash_of,
     identify,
+    identify_given,
     kept_scope,
     key_hash,
 )
@@ -47,3 +48,9 @@ def test_a_hash_is_no_scope() -> None:
     assert sent.scope_hash != stored.scope_hash
     assert (kept_scope("scope"), kept_scope("x" * 255)) == ("scope", "x" * 255)
     assert kept_scope("\ud800").startswith("scope:")  # no database takes half a surrogate pair
+
+
+@pytest.mark.parametrize("scope", ["x", "x" * 256, "\x00", "scope:x"])
+def test_an_operator_may_give_a_scope_as_it_is_returned_or_as_it_is_stored(scope: str) -> None:
+    stored = identify(scope=scope, operation="o", key="k")
+    assert [identify_given(scope=text, operation="o", key="k") for text in (scope, stored.scope)] == [stored] * 2

@@ -90,6 +90,14 @@ class Operation:
         """The stored steps that this run has not asked for yet."""
 
     @property
+    def scope(self) -> str | None:
+        """The caller's scope as the key's row stores it, or None if there is no key.
+
+        Every function of `django_idempotency.maintenance` that takes a scope accepts it.
+        """
+        return None if self._identity is None else self._identity.scope
+
+    @property
     def reference(self) -> str | None:
         """The 16 hexadecimal digits that represent the key in logs and the admin, or None if there is no key."""
         return None if self._identity is None else self._identity.reference

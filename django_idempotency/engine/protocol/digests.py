@@ -15,6 +15,7 @@ MAX_READABLE_SCOPE = 255
 """Measured in characters, as for a key. A longer scope is stored as its hash."""
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other scope."""
+STORED_HASH = re.compile(rf"{HASHED_SCOPE}[0-9a-f]{{64}}")
 # A fixed list rather than `str.isprintable`, whose result may change between Python versions: a retry would then fail
 # to find its row. It contains control characters, line breaks, invisible characters, characters that change the text
 # direction, and lone surrogates.
@@ -93,6 +94,13 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
     scope = scope if stored else kept_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
     return Identity(scope, operation, key, *unpack(">qq", of_key[:8] + of_all[:8]))
+
+
+def identify_given(*, scope: str, operation: str, key: str) -> Identity:
+    """Return the identity for a scope that an operator gives: as the endpoint's `scope=` returns it, or as a row shows
+    it. Never use it for a scope that a client may have chosen: see `kept_scope`.
+    """
+    return identify(scope=scope, operation=operation, key=key, stored=STORED_HASH.fullmatch(scope) is not None)
 
 
 def derived_key(identity: Identity, step: str, namespace: str) -> str:

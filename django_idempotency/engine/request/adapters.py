@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from ..conf import get_settings
 from ..execution.bridge import synchronous
 from ..protocol.outcomes import Finished
-from .callers import default_scope, user_scope
+from .callers import default_scope, scope_of_request, user_scope
 from .calls import Call
 from .fingerprints import payload_of
 
@@ -121,4 +121,12 @@ def _registered(kind: type, module: str) -> Adapter | None:
 
 
 def caller_scope(request: Any) -> str:
-    return default_scope(request, adapter_of(request, getattr(request, RUNNING, None)).caller)
+    return default_scope(request, _caller_of(request))
+
+
+def request_scope(request: Any) -> str:
+    return scope_of_request(request, _caller_of(request))
+
+
+def _caller_of(request: Any) -> Callable[[Any], str | None]:
+    return adapter_of(request, getattr(request, RUNNING, None)).caller

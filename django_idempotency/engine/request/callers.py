@@ -118,6 +118,19 @@ def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
         raise PermissionDenied(refused.problem.detail) from refused
 
 
+def scope_of_request(request: Any, caller: Callable[[Any], str | None]) -> str:
+    """Return the scope of a request to a protected view that has no `scope=` of its own.
+
+    Raises:
+        IdempotencyConfigurationError: as `scope_of` does.
+        PermissionDenied: the caller cannot be told apart from others.
+    """
+    try:
+        return scope_of(request, resolve(), caller)
+    except Refused as refused:
+        raise PermissionDenied(refused.problem.detail) from refused
+
+
 def is_authenticated(user: Any) -> bool:
     """Return whether a user is authenticated. The user can be any object that an authenticator has returned.
 
