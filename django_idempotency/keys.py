@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .engine.conf import get_settings
 from .engine.protocol import digests
-from .engine.protocol.key_syntax import InvalidKey, is_uuid, parse_header
+from .engine.protocol.key_syntax import KEY_HEADERS, InvalidKey, is_uuid, parse_header
 
 __all__ = ["InvalidKey", "KeyReader", "caller_scope", "derived_key", "from_form_field", "from_header"]
 __all__ += ["is_uuid", "key_reference", "scope_of_request"]
@@ -69,6 +69,8 @@ def from_header(name: str) -> KeyReader:
     Returns:
         A value for the `key` option.
     """
+
+    KEY_HEADERS.add(name)
 
     def read(request: Any) -> str | None:
         value = request.headers.get(name)

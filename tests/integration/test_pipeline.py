@@ -113,7 +113,15 @@ class Answer:
 
 
 handlers = method_decorator(idempotent, name="put")(view_class(put=creates(200)))
+
+
+def refers(request: Any, order: Order) -> HttpResponse:
+    get_operation(request).refer_to("order", order.pk)
+    return HttpResponse(b"{}", content_type="application/json")
+
+
 urlpatterns = paths(
+    refers=idempotent(may_replay=is_allowed)(creates(then=refers)),
     known_callers=idempotent(anonymous="refuse")(creates(200)),
     handlers=handlers.as_view(),
     plain=idempotent(may_replay=is_allowed)(creates()),
@@ -131,6 +139,22 @@ def test_an_asynchronous_may_replay_is_awaited(client: Client, url: str) -> None
         return answer.status_code, answer.headers["Idempotency-Replayed"]
 
     assert [send(), send(), send(**{"X-Denied": "1"})] == [(201, "false"), (201, "true"), (403, "false")]
+
+
+@pytest.mark.django_db
+def test_whom_may_replay_refuses_is_not_told_what_the_key_is_about(client: Client) -> None:
+    """Nor by another body under the same key."""
+
+    def send(body: Any, **headers: str) -> Any:
+        headers = {"Idempotency-Key": "k", **headers}
+        return client.post("/refers", body, content_type="application/json", headers=headers).json()
+
+    send({})
+    assert send({"a": 1})["resource"]["type"] == "order"
+    assert (send({"a": 1}, **{"X-Denied": "1"})["code"], "resource" in send({"a": 1}, **{"X-Denied": "1"})) == (
+        "already-used",
+        False,
+    )
 
 
 @pytest.mark.django_db(transaction=True)

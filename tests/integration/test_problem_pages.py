@@ -25,7 +25,7 @@ from django_idempotency import (
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.outcomes import Conflicted, InDoubt, Mismatched, TooOld, Unavailable
 from django_idempotency.engine.request.problems import outstanding, problem_of, respond
-from django_idempotency.keys import from_form_field
+from django_idempotency.keys import from_form_field, from_header
 from tests.shopapp.models import Order
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -100,6 +100,21 @@ def test_htmx_gets_the_fragment_that_it_swaps(headers: Any, fragment: bool, rf: 
     assert text.startswith('<section class="idempotency-problem">' if fragment else "<!doctype html>")
     again = 'hx-post="/order/?shop=1" hx-headers="{&quot;Idempotency-Key&quot;: &quot;one&quot;}"'
     assert ('value="a book"' in text, again in text) == (True, fragment)
+
+
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+def test_htmx_is_given_no_button_for_another_method(method: str, rf: Any) -> None:
+    """As a POST, it would be another request, without the form."""
+    sent = {"Idempotency-Key": "one", "HX-Request": "true", "Accept": "*/*"}
+    form = {"data": "item=book", "content_type": "application/x-www-form-urlencoded", "headers": sent}
+    assert "<form" not in respond(rf.generic(method, "/order/", **form), outstanding(resolve())).content.decode()
+
+
+def test_htmx_repeats_the_header_that_has_the_key(rf: Any) -> None:
+    key = from_header("X-Order-Key")
+    request = rf.post("/order/", {"item": "a book"}, headers={"X-Order-Key": "one", "HX-Request": "true"})
+    assert key(request) == "one"
+    assert "{&quot;X-Order-Key&quot;: &quot;one&quot;}" in respond(request, outstanding(resolve())).content.decode()
 
 
 @pytest.mark.django_db

@@ -166,8 +166,12 @@ def test_files_are_compared_by_their_content(send: Any, path: str) -> None:
 
 
 def test_fields_are_chosen_from_what_was_read(send: Any) -> None:
-    """Only `a` counts."""
+    """Only `a` counts. From a form, a serializer reads it in parts."""
     assert send('{"a":1,"b":1}', '{"a":1,"b":2}', '{"a":2,"b":1}', path="/field") == [201, 201, 422]
+
+
+def test_the_parts_of_a_field_are_chosen_with_it(send: Any) -> None:
+    assert send("a[0]=1&b=1", "a[0]=1&b=2", "a[0]=2&b=1", content_type=FORM, path="/field") == [201, 201, 422]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NEVER_IN_A_BARE_KEY = frozenset('",;()')
 _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
+KEY_HEADERS: set[str] = set()
+"""The headers from which a project's `from_header` reads keys. A page that sends its form again repeats them."""
 
 
 class InvalidKey(ValueError):

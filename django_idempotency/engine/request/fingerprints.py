@@ -55,6 +55,8 @@ REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, ti
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+NESTED = re.compile(r"[\[.]")
+"""Where the name of a field ends in names such as `amounts[0]` and `amounts.total`."""
 JSON = re.compile(r"application/json|.*\+json")
 BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
 """The first bytes of a body that is still encoded. Brotli has no such bytes: code that decompresses it must
@@ -110,7 +112,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     content_type = (request.content_type or "").lower()
     payload = read(asked_with, options, content_type)
     if isinstance(chosen, tuple):
-        payload = selected(payload, chosen)
+        payload = selected(payload, chosen, form=content_type in (FORM, MULTIPART))
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
     return digest("request 4", ascii((method, target, query, content_type, parameters, payload)))
@@ -298,6 +300,7 @@ def _value(content_type: str, body: bytes) -> Any:
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
             return _DECODER.decode(text)
         if content_type == FORM:
+            body.decode()  # Django reads a body that isn't UTF-8 in another way
             # In latin-1 each byte is one character, so different bytes stay different regardless of the charset.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
     except (ValueError, RecursionError) as error:
@@ -371,10 +374,17 @@ def _tagged(value: Any) -> Any:
     return value.name, value.content_type, plain(value.content_type_extra or {}), hasher.hexdigest()
 
 
-def selected(value: Any, names: Collection[str]) -> Any:
-    """Return the chosen fields of a JSON object, or of each object in a list. An object with none is kept whole."""
+def selected(value: Any, names: Collection[str], *, form: bool = False) -> Any:
+    """Return the chosen fields of a form or a JSON object, or of each object in a list.
+
+    An object with none is kept whole. In a form, the REST framework reads a field `amounts` from `amounts[0]` and
+    `amounts.total`, too.
+    """
     if isinstance(value, list):
-        return [selected(item, names) if isinstance(item, dict) else item for item in value]
+        return [selected(item, names, form=form) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):
         return value
-    return {name: item for name, item in value.items() if name in names} or value
+    if form:
+        names = {*names, *(name.encode().decode("latin-1") for name in names)}  # see `_value`
+    chosen = (name for name in value if name in names or (form and NESTED.split(name, 1)[0] in names))
+    return {name: value[name] for name in chosen} or value

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from django.http.response import HttpResponseBase
@@ -107,7 +108,12 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
 def _turned_away(call: ViewCall, wanted: ClaimRequest, refusal: Refusal) -> HttpResponseBase:
     if isinstance(refusal, Conflicted) and call.options.in_progress_status == 202:
         return call.adapter.deliver(call, accepted(alias_of(call.options), wanted.identity), replayed=False)
-    return _refuse(call, problems.problem_of(refusal, call.options))
+    problem = problems.problem_of(refusal, call.options)
+    if problem.resource or problem.refused:  # what only a caller who may see the response may know
+        allowed = call.options.may_replay
+        if allowed is not None and not call.adapter.may_replay(call, allowed):
+            problem = replace(problem, resource=None, refused=False)
+    return _refuse(call, problem)
 
 
 def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str | None) -> HttpResponseBase:

@@ -24,6 +24,7 @@ from django.utils.translation import gettext as _
 from ...exceptions import NotRun, OperationInProgress, OutcomeUnknown, PayloadMismatch
 from ..conf import Idempotency, Options, get_settings, resolve
 from ..protocol import outcomes
+from ..protocol.key_syntax import KEY_HEADERS
 from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Resource, Snapshot
 
 IN_PROGRESS = "in-progress"
@@ -286,6 +287,8 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
 def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
     """Return the fields that a page needs in order to resend this form, or None if the form cannot be resent."""
     try:
+        if request.method != "POST":
+            return None  # a form can't send another one, and as a POST it would be another request
         if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
             return None
         return [(name, value) for name, values in request.POST.lists() for value in values]
@@ -301,7 +304,7 @@ def _form_url(request: HttpRequest) -> str | None:
 
 def _again_headers(request: HttpRequest) -> str:
     """Return the value of `hx-headers`: the request headers to repeat when the form is sent again."""
-    names = (get_settings().header, "X-CSRFToken")
+    names = (get_settings().header, "X-CSRFToken", *sorted(KEY_HEADERS))
     return json.dumps({name: request.headers[name] for name in names if name in request.headers})
 
 
