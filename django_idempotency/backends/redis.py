@@ -68,10 +68,18 @@ class RedisBackend(KeyValueBackend):
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         command = (self.prefix + name, old or b"", new or b"", max(1, round(seconds * 1000)))
         try:
-            return self._swap(*command)
-        except (redis.ConnectionError, redis.TimeoutError):
-            # If the first try took effect after all, this one finds `new`.
-            return self._swap(*command)
+            try:
+                return self._swap(*command)
+            except (redis.ConnectionError, redis.TimeoutError):
+                # If the first try took effect after all, this one finds `new`.
+                return self._swap(*command)
+        except redis.RedisError:
+            raise
+        except BaseException:
+            # A signal handler may raise it while an answer is on its way. The next swap on that connection would take
+            # it for its own, so no connection of this client is used again.
+            self.client = self.connect()
+            raise
 
     def _swap(self, *command: Any) -> bytes | None:
         if not self.replicas:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 
 from django.db import DatabaseError
@@ -15,7 +16,7 @@ from django.db.models.functions import Greatest
 
 from ..engine.conf import LEASED, resolve
 from ..engine.events import report_purged
-from ..engine.execution.claiming import atomic
+from ..engine.execution.claiming import atomically
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import ATTENTION, EXPIRED, STUCK, Clock
@@ -92,11 +93,12 @@ def cleanup_idempotency_keys(
     purging = complete = False
     not_before = None
     while not complete:
-        with _explained(store), atomic(store.alias, durable=True):
+        with _explained(store):
             if purging:
-                count, not_before = store.purge(batch_size, not_before)
+                purge = partial(store.purge, batch_size, not_before)
+                count, not_before = atomically(store.alias, purge, durable=True)
             else:
-                count = free_harmless(store.alias, batch_size)
+                count = atomically(store.alias, partial(free_harmless, store.alias, batch_size), durable=True)
         batches += count > 0
         if not purging:
             unstuck += count

@@ -19,12 +19,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django.db.models import Q
 
 from ..engine.conf import backend_for
-from ..engine.execution.claiming import atomic
+from ..engine.execution.claiming import atomically
 from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.protocol.stored_key import Status
 from ..engine.request.callers import acting_for
@@ -167,7 +168,7 @@ def _forget(
     ids = rows.order_by("pk").values_list("pk", flat=True)
     last = deleted = kept = 0
     while batch := list(ids.filter(pk__gt=last)[:BATCH_SIZE]):
-        gone = _delete(rows.filter(pk__in=batch), include_unsettled, dry_run)
+        gone = atomically(rows.db, partial(_delete, rows.filter(pk__in=batch), include_unsettled, dry_run))
         deleted, kept, last = deleted + gone, kept + len(batch) - gone, batch[-1]
         progress(deleted + kept)
     if not dry_run:
@@ -176,12 +177,11 @@ def _forget(
 
 
 def _delete(rows: QuerySet[IdempotencyKey], include_unsettled: bool, dry_run: bool) -> int:
-    with atomic(rows.db):
-        # The rows are locked before their states are examined. Rows that are already locked are skipped, because
-        # another request may be starting a new attempt.
-        needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
-        seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
-        gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
-        if dry_run:
-            return len(gone)
-        return store_for(rows.db).delete([(row.pk, row.key_hash, row.scope_hash, row.policy) for row in gone])
+    # The rows are locked before their states are examined. Rows that are already locked are skipped, because
+    # another request may be starting a new attempt.
+    needed = ("policy", "status", "locked_until", "unknown", "effects", "key_hash", "scope_hash")
+    seen = [Seen(row, row.now) for row in locked(rows.only(*needed).annotate(now=Clock()), skip=True)]
+    gone = [one.row for one in seen if (not one.live if include_unsettled else one.state.name in SETTLED)]
+    if dry_run:
+        return len(gone)
+    return store_for(rows.db).delete([(row.pk, row.key_hash, row.scope_hash, row.policy) for row in gone])

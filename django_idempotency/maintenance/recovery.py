@@ -26,7 +26,7 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import atomic, claim_or_wait, claim_request
+from ..engine.execution.claiming import atomically, claim_or_wait, claim_request
 from ..engine.execution.leased import committed, run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import identify
@@ -304,11 +304,14 @@ def _told(outcome: Any, doubts: Collection[str]) -> tuple[Outcome, str]:
 
 def _remember(row: IdempotencyKey, made: Decision) -> None:
     """Store the findings of `reconcile` in the key's audit trail, not just in the log."""
-    with atomic(str(row._state.db)):
+
+    def remember() -> None:
         if (held := locked(same_row(row)).first()) is not None:
             # No entry is added to a trail that was damaged in the database.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
+
+    atomically(str(row._state.db), remember)
 
 
 def _last_error(row: IdempotencyKey) -> str:

@@ -9,8 +9,7 @@ old worker that wakes up later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.claiming import atomic
+from ..engine.execution.claiming import atomically
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked, steps_of
@@ -57,9 +56,12 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
             changed it since it was read, or a required confirmation is missing. Nothing was changed.
         NotDecryptable: the trail of decisions was changed in the database. Nothing was changed.
     """
-    with _locked(key, "release", confirmed) as facts:
+
+    def release(facts: Facts) -> None:
         _decide(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt), unknown=0)
         _steps(facts.row).filter(UNFINISHED).delete()
+
+    _locked(key, "release", confirmed, release)
 
 
 def record_outcome(
@@ -84,8 +86,9 @@ def record_outcome(
         ResultNotStorable: the value is neither JSON nor a saved model instance, or its JSON is longer than 1 MiB.
     """
     result = encode_step(value)
-    made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
-    with _locked(key, "record", confirmed) as facts:
+
+    def record(facts: Facts) -> None:
+        made = Decision(action="record", by=by, reason=reason, attempt=key.attempt, detail=step)
         # The name is compared in Python: some databases ignore accents, case and trailing spaces, and an encrypted
         # result can be decrypted only with the exact name of its step.
         if step not in facts.recordable:
@@ -99,6 +102,8 @@ def record_outcome(
             made = replace(made, action="correct", replaced=readable(key, "result", named.result, step))
         _decide(facts, made, **counts)
         _steps(facts.row).filter(pk=named.pk).update(result=seal(key, "result", result, step), **finished)
+
+    _locked(key, "record", confirmed, record)
 
 
 def close_with(
@@ -123,10 +128,13 @@ def close_with(
     if not 200 <= snapshot.status_code < 500:
         raise ValueError(f"status {snapshot.status_code} is not a final answer: pass one from 200 to 499.")
     made = Decision(action="answer", by=by, reason=reason, attempt=key.attempt, detail=str(snapshot.status_code))
-    with _locked(key, "answer", confirmed) as facts:
+
+    def answer(facts: Facts) -> None:
         headers, body = seal_response(facts.row, snapshot)
-        answer = {"status_code": snapshot.status_code, "headers": headers, "body": body, "completed_at": Clock()}
-        _decide(facts, made, status=IdempotencyKey.Status.COMPLETED, **answer)
+        stored = {"status_code": snapshot.status_code, "headers": headers, "body": body, "completed_at": Clock()}
+        _decide(facts, made, status=IdempotencyKey.Status.COMPLETED, **stored)
+
+    _locked(key, "answer", confirmed, answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +182,14 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
     return Resolved(resolved=resolved, refused=refused)
 
 
-@contextmanager
-def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts]:
-    """Lock the row until the transaction ends, and yield the key's facts.
+def _locked(key: IdempotencyKey, action: str, confirmed: bool, decide: Callable[[Facts], None]) -> None:
+    """Lock the row, and call `decide` with the key's facts in the same transaction.
 
     Raises `NotResolvable` if the row has changed.
     """
     rows = same_row(key).defer("headers", "body").annotate(now=Clock())
-    with atomic(rows.db):
+
+    def locked_and_decided() -> None:
         row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
         if row is None or row.updated_at != key.updated_at:
             raise NotResolvable(
@@ -191,7 +199,9 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool) -> Iterator[Facts
         facts = Facts(row, row.now, list(with_lost(locked(_steps(row)).order_by("pk"))))
         if not confirmed and facts.needs_word(action):
             raise NotResolvable("Nothing was changed: first ask the called service what happened under this key.")
-        yield facts
+        decide(facts)
+
+    atomically(rows.db, locked_and_decided)
 
 
 def _decide(facts: Facts, made: Decision, **changes: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.claiming import atomic
+from ..engine.execution.claiming import atomically
 from ..engine.execution.operation import decode, encode_step
 from ..engine.protocol.digests import identify_given
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
@@ -53,7 +53,8 @@ def remember_calls(
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
     rows = IdempotencyKey.objects.using(store.alias).filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash)
-    with atomic(store.alias):
+
+    def enter() -> dict[str, Any]:
         # A claim would take a completed key over once its `ttl` is over, and its work would be done a second time.
         done = locked(rows.filter(status=IdempotencyKey.Status.COMPLETED)).exists()
         claim = None if done else store.claim(wanted)
@@ -71,3 +72,5 @@ def remember_calls(
         row = rows.first()
         steps = [] if row is None else steps_of(store.alias, row).filter(name__in=results, result__isnull=False)
         return {step.name: decode(unseal(identity, "result", step.result, step.name)) for step in steps}
+
+    return atomically(store.alias, enter)

@@ -160,21 +160,23 @@ def lines_of(*functions: Any) -> list[tuple[Any, int]]:
     return [(code, line) for code, line, operation in starts if dis.opname[operation] != "NOP"]
 
 
-def striking(code: Any, number: int) -> Callable[..., Any]:
-    """A trace function that raises once, just before this line."""
-    done: list[int] = []
+def striking(code: Any, number: int, which: int = 1) -> Callable[..., Any]:
+    """A trace function that raises once, just before this line, the first time or a later one."""
+    times = 0
 
     def line(frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_lineno == number and not done:
-            done.append(number)
-            raise Struck
+        nonlocal times
+        if event == "line" and frame.f_lineno == number:
+            times += 1
+            if times == which:
+                raise Struck
         return line
 
-    return lambda frame, event, argument: line if frame.f_code is code and not done else None
+    return lambda frame, event, argument: line if frame.f_code is code and times < which else None
 
 
 AROUND = (
-    *(Operation._look_up, leased.committed, claiming.atomic),
+    *(Operation._look_up, leased.committed, claiming.atomically),
     *(transaction.Atomic.__enter__, transaction.Atomic.__exit__),
 )
 
@@ -197,10 +199,11 @@ def test_an_exception_before_any_line_of_a_step_hides_nothing(step: str, in_thre
         return "done"
 
     hidden, notes = [], 0
-    for number, (code, line) in enumerate(lines_of(*of_step, *AROUND)):
+    lines = [(*one, which) for one in lines_of(*of_step, *AROUND) for which in (1, 2, 3, 4)]
+    for number, (code, line, which) in enumerate(lines):
         key = f"{number}"
         before = sys.gettrace()
-        sys.settrace(striking(code, line))
+        sys.settrace(striking(code, line, which))
         try:
             with suppress(Exception):
                 run_once(work, scope="s", key=key, operation="o", lease=60)

@@ -130,13 +130,10 @@ def test_what_is_no_form_is_compared_by_its_bytes(settings: Any, parameters: str
     assert len({*made}) == 4
 
 
-@pytest.mark.parametrize(
-    ("one", "two"),
-    [(b"a=1&b=", b"a=1"), (b"a=%FF", b"a=%FE"), (b"a=\xff", b"a=\xfe"), (b"\xc3\xa9&\xff", b"%C3%A9&\xff")],
-)
-def test_no_two_forms_are_taken_for_one(one: bytes, two: bytes) -> None:
-    """An empty field is a field, and bytes that are no text in UTF-8 stay different: Django reads all as latin-1 then."""
-    assert seen(one, FORM) != seen(two, FORM)
+@pytest.mark.parametrize("forms", [b"a=1&b= a=1", b"a=%FF a=%FE", b"a=\xff a=\xfe", b"\xc3\xa9&\xff %C3%A9&\xff"])
+def test_no_two_forms_are_taken_for_one(forms: bytes) -> None:
+    """An empty field is a field, and bytes that are no text in UTF-8 stay different: Django reads all as latin-1."""
+    assert seen(forms.split()[0], FORM) != seen(forms.split()[1], FORM)
 
 
 @pytest.mark.parametrize("limit", [None, 2_621_440])

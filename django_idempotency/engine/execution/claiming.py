@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections, transaction
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..conf import Options
     from ..protocol.digests import Identity
 
+T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """The shortest and the longest pause between two claims by a waiting duplicate, in seconds. Pauses are short at first,
 for the sake of fast views, and then grow longer, to save queries."""
@@ -111,19 +112,19 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     return Unavailable()
 
 
-@contextmanager
-def atomic(alias: str, **how: bool) -> Iterator[None]:
-    """Django's `atomic()`, from which an exception of a signal handler leaves no open transaction.
+def atomically(alias: str, work: Callable[[], T], **how: bool) -> T:
+    """Do the work inside Django's `atomic()`, from which an exception of a signal handler leaves no transaction open.
 
-    See Note [An exception at any moment]. Inside another transaction, that one's owner has to see to it.
+    See Note [An exception at any moment]. Inside another transaction, that one's owner has to see to it. This is no
+    context manager, because an exception at the first line of its `__exit__` would bypass it.
     """
     connection = connections[alias]
     outermost = not (connection.in_atomic_block or has_begun(connection))
     try:
         with transaction.atomic(using=alias, **how):
-            yield
+            return work()
     except BaseException:
-        if outermost and (connection.in_atomic_block or not connection.autocommit):
+        if outermost and (connection.in_atomic_block or connection.atomic_blocks or not connection.autocommit):
             give_up(connection)
         raise
 
@@ -131,9 +132,10 @@ def atomic(alias: str, **how: bool) -> Iterator[None]:
 def give_up(connection: Any) -> None:
     """Close a connection about whose transaction Django, the driver and the server may disagree.
 
-    The next query opens another one.
+    The next query opens another one. Until then, Django itself would still count the blocks.
     """
-    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
     with suppress(Error):
         connection.close()
 

@@ -32,7 +32,7 @@ from ..stores import Store
 from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
-from .claiming import atomic, claim_or_wait, is_alone
+from .claiming import atomically, claim_or_wait, is_alone
 from .operation import Operation, Work, as_kept, encode_step
 
 T = TypeVar("T")
@@ -148,8 +148,7 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
             "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
             "@transaction.non_atomic_requests."
         )
-    with atomic(store.alias, durable=True):
-        return write()
+    return atomically(store.alias, write, durable=True)
 
 
 def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
@@ -298,14 +297,10 @@ class LeasedOperation(Operation):
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)
-
-        def keep() -> None:
-            with atomic(self._store.alias, savepoint=False):
-                self._journal.keep_fetched(self._claim, name, kept)
-
+        keep = partial(self._journal.keep_fetched, self._claim, name, kept)
         # During a slow `fetch`, the server may have closed the idle connection. Try again on a new one.
         try:
-            _reconnecting_once(self._store, keep)
+            _reconnecting_once(self._store, partial(atomically, self._store.alias, keep, savepoint=False))
         except IntegrityError:
             # Perhaps the first INSERT was committed and only its confirmation was lost.
             stored = KeptStep(Kind.FETCH, True, kept)

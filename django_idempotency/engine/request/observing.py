@@ -19,7 +19,7 @@ from django.db import transaction
 from django.http.response import HttpResponseBase
 
 from ..events import harmless, warn_if_unprotected
-from ..execution.claiming import atomic
+from ..execution.claiming import atomically
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
 from ..stores import Store, alias_of, store_for
@@ -83,11 +83,7 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
     """Run a function in its own transaction. If one is already open, use a savepoint so that errors cannot break it."""
 
-    def in_its_own() -> T:
-        with atomic(store.alias):
-            return work()
-
-    return safely(in_its_own)
+    return safely(partial(atomically, store.alias, work))
 
 
 def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> None:
