@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import idempotent
+from django_idempotency.checks import check_project
 from django_idempotency.endpoints import list_endpoints
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.endpoints.shop import URLS
@@ -56,6 +58,24 @@ class TestWalker:
             "whole": ["POST*"],
             "later": ["POST*", "DELETE"],
         }
+
+    def test_a_class_that_answers_in_dispatch(self, urlconf: Any, settings: Any) -> None:
+        """It has no handlers, as GraphQL views, and is listed as a function is; a class that answers 405 is not."""
+        own = view_class(dispatch=lambda self, request: answers()(request))
+        atomic, leased = (
+            method_decorator(decorator, name="dispatch")(type("Whole", (own,), {"dispatch": own.dispatch}))
+            for decorator in (idempotent, idempotent(lease=60, using="nowhere"))
+        )
+        views = {
+            "own": own,
+            "atomic": atomic,
+            "leased": leased,
+            "none": method_decorator(csrf_exempt, name="dispatch")(view_class()),
+        }
+        urls = settings.ROOT_URLCONF = urlconf(**{name: cls.as_view() for name, cls in views.items()})
+        assert found("", urls) == {"own": ["ANY"], "atomic": ["PATCH*", "POST*"], "leased": ["PATCH*", "POST*"]}
+        ids = {message.id.partition(".")[2] for message in check_project(None)}
+        assert ids >= {"E002", "W015"}
 
     def test_the_mixin_of_plain_django(self, urlconf: Any) -> None:
         """The class's options, its initkwargs, None, and a view that decides for each request."""
