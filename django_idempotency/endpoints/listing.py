@@ -46,7 +46,8 @@ class Endpoint:
         method: for example "POST". "ANY" stands for an unprotected view that does not declare its methods.
         route: the same string as `request.resolver_match.route`.
         view: the dotted name of the function, or of the class and its action.
-        options: every option with its value. None if the endpoint is not protected.
+        options: every option with its value. None if the endpoint is not protected, except that one with `observe` has
+            options: it stores keys, but runs each retry.
         note: why the endpoint is not protected, or another fact that the options do not show.
         own: False for views of Django, of Django Ninja and of this package, and for a route such as `orders.json`,
             which only adds a format to another route.
@@ -61,11 +62,11 @@ class Endpoint:
 
     @property
     def protected(self) -> bool:
-        return self.options is not None
+        return self.options is not None and not self.options.observe
 
     @property
     def operation(self) -> str:
-        """The name under which the endpoint's keys are stored; empty if it is not protected."""
+        """The name under which the endpoint's keys are stored; empty without `options`."""
         return "" if self.options is None else self.options.operation or f"{self.method} {self.route}"
 
     @property
@@ -74,7 +75,7 @@ class Endpoint:
 
         Empty if the endpoint is not protected.
         """
-        if self.options is None:
+        if self.options is None or not self.protected:
             return ""
         backend = self.options.backend
         return MODES[self.options.policy] if backend is None else f"at least once, in {backend!r}"
@@ -248,4 +249,6 @@ def _note(answers: Answers, options: Options | None) -> str:
         if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"
         return f"only {', '.join(sorted(answers.declaration.options.methods))} protected"
+    if options is not None and options.observe:
+        return "only observed"
     return "decided for each request" if answers.by_request else ""

@@ -8,6 +8,7 @@ import pytest
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_project
@@ -119,6 +120,12 @@ class TestWalker:
         assert [(endpoint.protected, endpoint.note) for endpoint in listed] == [
             (False, "IDEMPOTENCY['ENABLED'] is False")
         ]
+
+    def test_observed_is_not_protected(self, urlconf: Any) -> None:
+        """Each retry runs. The stored keys still have their endpoint."""
+        (endpoint,) = list_endpoints(urlconf(pay=require_POST(idempotent(observe=True)(answers()))))
+        assert (endpoint.protected, endpoint.mode, endpoint.note) == (False, "", "only observed")
+        assert endpoint.operation == "POST pay"
 
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""
