@@ -20,7 +20,7 @@ from django.views.decorators import http as method_decorators
 from ..engine.conf import SAFE_METHODS, Options, get_settings
 from ..engine.declare.class_options import answers_in_dispatch, class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
-from ..engine.declare.registry import Declaration, declaration_of
+from ..engine.declare.registry import VERBS, Declaration, declaration_of
 from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.request.adapters import adapter_of
 
@@ -251,4 +251,8 @@ def _note(answers: Answers, options: Options | None) -> str:
         return f"only {', '.join(sorted(answers.declaration.options.methods))} protected"
     if options is not None and options.observe:
         return "only observed"
+    if options is not None and answers.method is None:
+        # A note, not rows of their own: without `require_POST`, it is unknown whether the view answers these methods.
+        rest = sorted({verb.upper() for verb in VERBS} - {*options.methods})
+        return f"{', '.join(rest)} not protected" if rest else ""
     return "decided for each request" if answers.by_request else ""

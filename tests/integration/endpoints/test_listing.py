@@ -121,6 +121,18 @@ class TestWalker:
             (False, "IDEMPOTENCY['ENABLED'] is False")
         ]
 
+    def test_a_function_that_declares_no_methods_names_the_unprotected_ones(self, urlconf: Any) -> None:
+        """It may answer them. With `require_POST`, it doesn't."""
+        views = {
+            "all": idempotent(methods=("POST", "PUT", "PATCH", "DELETE"))(answers()),
+            "one": idempotent(methods=("POST",))(answers()),
+            "two": idempotent(answers()),
+            "post": require_POST(idempotent(answers())),
+        }
+        notes = {endpoint.route: endpoint.note for endpoint in list_endpoints(urlconf(**views)) if endpoint.protected}
+        named = {"one": "DELETE, PATCH, PUT not protected", "two": "DELETE, PUT not protected"}
+        assert notes == {"all": "", **named, "post": ""}
+
     def test_observed_is_not_protected(self, urlconf: Any) -> None:
         """Each retry runs. The stored keys still have their endpoint."""
         (endpoint,) = list_endpoints(urlconf(pay=require_POST(idempotent(observe=True)(answers()))))
