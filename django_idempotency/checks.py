@@ -195,7 +195,7 @@ def check_switches() -> Iterator[CheckMessage]:
 
 def _misspelled(callback: Any) -> Iterator[str]:
     """Describe misspelled names in a view class's options. An option with a misspelled name has no effect."""
-    view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
+    view_class: Any = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
     name = dotted_name(view_class)
