@@ -195,15 +195,19 @@ def check_switches() -> Iterator[CheckMessage]:
 
 def _misspelled(callback: Any) -> Iterator[str]:
     """Describe misspelled names in a view class's options. An option with a misspelled name has no effect."""
-    view_class = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
+    view_class: Any = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
     if not hasattr(view_class, "get_idempotency_options"):
         return
     name = dotted_name(view_class)
     if hasattr(view_class, "idempotency_options"):
         yield f"{name} has the attribute idempotency_options, which has no effect. Name it idempotency."
+    # Without a viewset's actions, the handler is the verb's: `post`, even if it calls a method named `create`.
+    verbs = view_class.http_method_names if getattr(callback, "actions", None) is None else None
     for action in getattr(view_class, "idempotency_actions", {}):
         if not hasattr(view_class, action):
             yield f"{name}.idempotency_actions names {action!r}, but the class has no such method. Correct the name."
+        elif verbs is not None and action not in verbs:
+            yield f"{name}.idempotency_actions names {action!r}, which nothing reads: name the handler, such as 'post'."
 
 
 def _declared() -> tuple[list[tuple[str, Options]], set[str]]:

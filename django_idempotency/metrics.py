@@ -32,7 +32,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from .engine.conf import get_settings, resolve
-from .engine.stores import alias_for
+from .engine.stores import alias_for, store_for
 from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .maintenance import running_transactions
 from .models import IdempotencyKey
@@ -61,6 +61,8 @@ GAUGES = {
     " Missing if the scrape's database role differs from the application's and is not a member of pg_read_all_stats.",
     "busiest_caller": "How many of the newest 2,000 keys belong to the caller who has the most of them.",
     "cleanup_lag_seconds": "Seconds since the first of the keys that are due for cleanup expired, or 0 if none is due.",
+    "schemas_not_counted": "Other schemas that have a key table, such as those of tenants: no gauge counts their keys. "
+    "PostgreSQL only.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
     "option is ignored.",
@@ -72,7 +74,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
-    """Gauges for the stored keys. Each scrape runs up to eight short queries on each database.
+    """Gauges for the stored keys. Each scrape runs up to nine short queries on each database.
 
     Args:
         using: database aliases; default: the write alias of the key table.
@@ -157,6 +159,7 @@ def _values(alias: str) -> dict[str, float]:
     newest = keys.aggregate(newest=Max("pk"))["newest"] or 0
     callers = keys.filter(pk__gt=newest - NEWEST).values("scope").annotate(count=Count("pk")).order_by("-count")
     values["busiest_caller"] = callers.values_list("count", flat=True).first() or 0
+    values["schemas_not_counted"] = len(store_for(alias).elsewhere())
     # An unknown value is omitted, because 0 would mean that no transaction is open.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)

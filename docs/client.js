@@ -33,49 +33,61 @@ function newKey() {
   return `${time.slice(0, 8)}-${time.slice(8)}-7${crypto.randomUUID().slice(15)}`;
 }
 
-async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER) {
+// Pass `sent` as true if an earlier call may have sent this key.
+async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER, sent = false) {
   const end = Date.now() + 1000 * giveUpAfter;
   const headers = { "Content-Type": "application/json", "Idempotency-Key": `"${key}"` };
   const request = { method: "POST", headers, body: JSON.stringify(order), redirect: "manual" };
   for (;;) {
     let answer = await ask(end, url, request);
+    sent ||= answer.repeated;
     if (answer.status === 202 && answer.location) {
       let page = answer;
       while (page.ok && page.fields.status === "in_progress") {
         await wait(page, 1, end);
         page = await ask(end, answer.location, {});
       }
-      if (answer.fields.code === "in-progress") continue;
-      answer = page; // a 202 from the view itself: its page says how the work ended
+      if (answer.fields.code === "in-progress") {
+        sent = true;
+        continue;
+      }
       if (page.fields.status === "failed") throw new Refused(`${page.status}: ${page.text}`);
+      // A 202 from the view itself is final. Its page says how the work ended, unless it can't be read.
+      if (page.ok || meaning(page) === "log in") answer = page;
     }
     if (meaning(answer) === "log in") throw new NotConfirmed(`${answer.status}`);
-    if (meaning(answer) === "look up") throw new Processed(answer.location ?? "");
+    // A final code is a refusal before the key is read: it says nothing about an earlier attempt.
+    const told = known(answer);
+    if (told === "look up" || (sent && told === "final")) throw new Processed(answer.location ?? "");
     if (!answer.ok) throw new Refused(`${answer.status}: ${answer.text}`);
     return answer.fields;
   }
 }
 
-// Repeat the request until there is an answer that does not call for a retry.
+// Repeat the request until an answer does not call for a retry. `repeated` says whether it was sent more than once.
 async function ask(end, url, request) {
-  for (let pause = 0.5; ; pause = Math.min(2 * pause, 30)) {
+  for (let pause = 0.5, repeated = false; ; pause = Math.min(2 * pause, 30), repeated = true) {
     let answer = null;
     try {
       answer = await read(await fetch(url, { ...request, signal: AbortSignal.timeout(1000 * TIMEOUT) }));
     } catch {
       // no answer
     }
-    if (answer && meaning(answer) !== "retry") return answer;
+    if (answer && meaning(answer) !== "retry") return { ...answer, repeated };
     await wait(answer, pause, end);
   }
 }
 
 // What the answer says about the order, by its code if that is a known one, or else by its status.
-function meaning({ ok, status, fields }) {
-  const known = CODES[`${status} ${fields.code}`];
-  if (known) return known;
+function meaning(answer) {
+  const { ok, status } = answer;
+  if (known(answer)) return known(answer);
   if (RETRIED.has(status) || status >= 500) return "retry";
   return LOGIN.has(status) || (!ok && status < 400) ? "log in" : "final";
+}
+
+function known({ status, fields }) {
+  return CODES[`${status} ${fields.code}`];
 }
 
 async function read(response) {
@@ -132,8 +144,9 @@ class Outbox {
     return Object.entries(this.entries()).map(([form, entry]) => this.deliver(form, entry, giveUpAfter));
   }
 
-  async deliver(form, { key, order }, giveUpAfter) {
-    const answer = await placeOrder(this.url, key, order, giveUpAfter).catch((error) => error);
+  async deliver(form, { key, order, sent }, giveUpAfter) {
+    this.keep(form, { key, order, sent: true }); // before the request is sent: the page may be closed at any time
+    const answer = await placeOrder(this.url, key, order, giveUpAfter, sent).catch((error) => error);
     const final = !(answer instanceof Error) || answer instanceof Refused || answer instanceof Processed;
     if (final && this.entries()[form]?.key === key) this.keep(form, undefined);
     if (answer instanceof Error) throw answer;

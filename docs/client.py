@@ -49,24 +49,30 @@ def new_key():
     return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | uuid.uuid4().int % 2**76))
 
 
-def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER):
+def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER, sent=False):
+    """Pass `sent=True` if an earlier call may have sent this key."""
     end = time.monotonic() + give_up_after
     while True:
-        answer = ask(client, end, "POST", path, json=order, headers={"Idempotency-Key": f'"{key}"'})
+        answer, repeated = ask(client, end, "POST", path, json=order, headers={"Idempotency-Key": f'"{key}"'})
+        sent = sent or repeated
         if answer.status_code != 202 or "Location" not in answer.headers:
             break
         page = answer
         while page.is_success and fields(page).get("status") == "in_progress":
             wait(page, 1, end)
-            page = ask(client, end, "GET", answer.url.join(answer.headers["Location"]))
+            page, _ = ask(client, end, "GET", answer.url.join(answer.headers["Location"]))
         if fields(answer).get("code") != "in-progress":
-            answer = page  # a 202 from the view itself: its page says how the work ended
             if fields(page).get("status") == "failed":
                 raise Refused(page.status_code, page.text)
+            # A 202 from the view itself is final. Its page says how the work ended, unless it can't be read.
+            if page.is_success or meaning(page) == "log in":
+                answer = page
             break
+        sent = True
     if meaning(answer) == "log in":
         raise NotConfirmed(answer.status_code)
-    if meaning(answer) == "look up":
+    # A final code is a refusal before the key is read: it says nothing about an earlier attempt.
+    if known(answer) == "look up" or (sent and known(answer) == "final"):
         raise Processed(answer.headers.get("Location"))
     if not answer.is_success:
         raise Refused(answer.status_code, answer.text)
@@ -74,8 +80,8 @@ def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER
 
 
 def ask(client, end, method, url, **request):
-    """Repeat the request until there is an answer that does not call for a retry."""
-    pause = 0.5
+    """Repeat the request until an answer does not call for a retry; say whether the request was repeated."""
+    pause, repeated = 0.5, False
     while True:
         try:
             answer = client.request(method, url, **request)
@@ -83,19 +89,23 @@ def ask(client, end, method, url, **request):
             answer = None
         else:
             if meaning(answer) != "retry":
-                return answer
+                return answer, repeated
         wait(answer, pause, end)
-        pause = min(2 * pause, 30)
+        pause, repeated = min(2 * pause, 30), True
 
 
 def meaning(answer):
     """What the answer says about the order, by its code if that is a known one, or else by its status."""
     status = answer.status_code
-    if known := CODES.get(f"{status} {fields(answer).get('code')}"):
-        return known
+    if told := known(answer):
+        return told
     if status in RETRIED or answer.is_server_error:
         return "retry"
     return "log in" if status in LOGIN or answer.is_redirect else "final"
+
+
+def known(answer):
+    return CODES.get(f"{answer.status_code} {fields(answer).get('code')}")
 
 
 def wait(answer, pause, end):
@@ -120,6 +130,7 @@ class Outbox:
     def __init__(self, path):
         self.file = sqlite3.connect(path, isolation_level=None)
         self.file.execute("CREATE TABLE IF NOT EXISTS outbox (key TEXT PRIMARY KEY, body TEXT)")
+        self.file.execute("CREATE TABLE IF NOT EXISTS sent (key TEXT PRIMARY KEY)")
 
     def put(self, order):
         self.file.execute("INSERT INTO outbox VALUES (?, ?)", [new_key(), json.dumps(order)])
@@ -128,10 +139,13 @@ class Outbox:
         """Send what is left. Yields each order with its final answer: the JSON, `Refused` or `Processed`."""
         for key, body in self.file.execute("SELECT key, body FROM outbox ORDER BY rowid").fetchall():
             order = json.loads(body)
+            # Stored before the request is sent, so that a killed process leaves it to the next one.
+            new = self.file.execute("INSERT OR IGNORE INTO sent VALUES (?)", [key]).rowcount
             try:
-                yield order, place_order(client, key, order, **options)
+                yield order, place_order(client, key, order, sent=not new, **options)
             except NotConfirmed:
                 continue  # stays in the outbox
             except (Refused, Processed) as final:
                 yield order, final
             self.file.execute("DELETE FROM outbox WHERE key = ?", [key])
+            self.file.execute("DELETE FROM sent WHERE key = ?", [key])

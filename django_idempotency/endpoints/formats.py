@@ -29,7 +29,7 @@ def as_table(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
 
 def _cells(endpoint: Endpoint, allowed: bool) -> tuple[str, ...]:
     options = endpoint.options
-    if options is None:
+    if options is None or not endpoint.protected:
         rest = ("no, allowed" if allowed else "no", "", "", "", "")
     else:
         scope = "caller, anonymous refused" if options.anonymous == "refuse" else "caller"
@@ -46,7 +46,7 @@ def as_markdown(endpoints: Sequence[Endpoint], allowed: Allowed) -> str:
     endpoints are listed unless `allowed` returns True for them.
     """
     parts = ["# Idempotency keys\n"]
-    parts += [_section(endpoint, endpoint.options) for endpoint in endpoints if endpoint.options is not None]
+    parts += [_section(each, each.options) for each in endpoints if each.options is not None and each.protected]
     left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
     if left:
         parts.append("## Not protected\n\nThese ignore keys: a retry may run again.\n")

@@ -18,9 +18,9 @@ from django.utils.translation import override
 from django.views.decorators import http as method_decorators
 
 from ..engine.conf import SAFE_METHODS, Options, get_settings
-from ..engine.declare.class_options import class_declaration, decides_by_request, handlers
+from ..engine.declare.class_options import answers_in_dispatch, class_declaration, decides_by_request, handlers
 from ..engine.declare.placement import misplaced_decorator, misplaced_dispatch
-from ..engine.declare.registry import Declaration, declaration_of
+from ..engine.declare.registry import VERBS, Declaration, declaration_of
 from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.request.adapters import adapter_of
 
@@ -34,7 +34,8 @@ SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
 """The name of the mode for each value of `on_abandoned`, which is None without a lease."""
 ANY = "ANY"
-"""Stands for the methods of a function that declares none. `require_POST`, for example, would declare one."""
+"""Stands for the methods of a view that declares none, as a function without `require_POST` and a class that answers in
+`dispatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,11 @@ class Endpoint:
     """One unsafe HTTP method of a route.
 
     Attributes:
-        method: for example "POST". "ANY" stands for an unprotected function that does not declare its methods.
+        method: for example "POST". "ANY" stands for an unprotected view that does not declare its methods.
         route: the same string as `request.resolver_match.route`.
         view: the dotted name of the function, or of the class and its action.
-        options: every option with its value. None if the endpoint is not protected.
+        options: every option with its value. None if the endpoint is not protected, except that one with `observe` has
+            options: it stores keys, but runs each retry.
         note: why the endpoint is not protected, or another fact that the options do not show.
         own: False for views of Django, of Django Ninja and of this package, and for a route such as `orders.json`,
             which only adds a format to another route.
@@ -60,11 +62,11 @@ class Endpoint:
 
     @property
     def protected(self) -> bool:
-        return self.options is not None
+        return self.options is not None and not self.options.observe
 
     @property
     def operation(self) -> str:
-        """The name under which the endpoint's keys are stored; empty if it is not protected."""
+        """The name under which the endpoint's keys are stored; empty without `options`."""
         return "" if self.options is None else self.options.operation or f"{self.method} {self.route}"
 
     @property
@@ -73,7 +75,7 @@ class Endpoint:
 
         Empty if the endpoint is not protected.
         """
-        if self.options is None:
+        if self.options is None or not self.protected:
             return ""
         backend = self.options.backend
         return MODES[self.options.policy] if backend is None else f"at least once, in {backend!r}"
@@ -146,7 +148,7 @@ class Answers(NamedTuple):
     def methods(self) -> list[str]:
         """Return the methods to list.
 
-        For a function that declares no methods, these are the protected ones, or "ANY" if it is unprotected.
+        For a view that declares no methods, these are the protected ones, or "ANY" if it is unprotected.
         """
         if self.method is not None:
             return [self.method]
@@ -158,16 +160,22 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method. For a function that declares none, yield one without a method."""
+    """Yield an `Answers` for each unsafe method. For a view that declares none, yield one without a method."""
     for candidate in unwrapped(callback):
         if (found := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in found)
         if (cls := _view_class(candidate)) is not None:
-            return (
-                of_handler(cls, _attributes(candidate), method, name, _whole(candidate, cls))
-                for method, name, _ in handlers(cls, _attributes(candidate), getattr(candidate, "actions", None))
-            )
+            return _of_class(candidate, cls)
     return _of_function(callback)
+
+
+def _of_class(callback: Any, cls: Any) -> Iterator[Answers]:
+    """Yield an `Answers` for each unsafe handler, or one without a method if the class answers in `dispatch`."""
+    whole = _whole(callback, cls)
+    if answers_in_dispatch(cls):
+        yield Answers(None, dotted_name(cls), whole)
+    for method, name, _ in handlers(cls, _attributes(callback), getattr(callback, "actions", None)):
+        yield of_handler(cls, _attributes(callback), method, name, whole)
 
 
 def of_handler(
@@ -241,4 +249,10 @@ def _note(answers: Answers, options: Options | None) -> str:
         if not get_settings().enabled:
             return "IDEMPOTENCY['ENABLED'] is False"
         return f"only {', '.join(sorted(answers.declaration.options.methods))} protected"
+    if options is not None and options.observe:
+        return "only observed"
+    if options is not None and answers.method is None:
+        # A note, not rows of their own: without `require_POST`, it is unknown whether the view answers these methods.
+        rest = sorted({verb.upper() for verb in VERBS} - {*options.methods})
+        return f"{', '.join(rest)} not protected" if rest else ""
     return "decided for each request" if answers.by_request else ""

@@ -48,7 +48,7 @@ class _Schema(OpenAPISchema):
             shown = declaration if operation.include_in_schema else None
             for method in operation.methods:
                 options = None if shown is None else shown.options_for(method)
-                if options is not None:
+                if options is not None and not options.observe:
                     # Django Ninja shares one description among all methods of an operation.
                     found[method.lower()] = details = deepcopy(found[method.lower()])
                     own = [str(operation.api.renderer.media_type)]

@@ -37,7 +37,7 @@ class AutoSchema(openapi.AutoSchema):
             type(self.view), vars(self.view), self.method, getattr(self.view, "action", None) or self.method.lower()
         )
         options = answers.options_for(self.method)
-        if operation is None or options is None:
+        if operation is None or options is None or options.observe:
             return operation
         specification.describe(
             operation,

@@ -56,9 +56,9 @@ def assert_idempotent(
         method: the HTTP method, in upper or lower case.
         changed: a different body, which must be refused under the first key, or a function like `with_key` that returns
             it; default: the body with one more field. With `fingerprint=None`, pass None to skip this check.
-        other_client: a client of another user, who must not get the first user's response. Credentials in `extra`
-            (`CREDENTIAL_HEADERS`, `Cookie`) belong to the first user and are not sent by this client: set its own
-            credentials on it.
+        other_client: a client of another user, who must reach the protection, but not get the first user's response.
+            Credentials in `extra` (`CREDENTIAL_HEADERS`, `Cookie`) belong to the first user and are not sent by this
+            client: set its own credentials on it.
         creates: a model (counted on `using`), manager, queryset or function. The first request must increase the count,
             and the retry must not.
         expect_status: the status of the first response; default: any below 400.

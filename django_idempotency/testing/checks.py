@@ -124,6 +124,13 @@ class EndpointChecks:
                 f"Other: {reply}",
                 "scope= must tell users apart; the default does.",
             )
+        if reply.replayed is None:
+            # A login or a permission answered, so the scope was never asked.
+            raise self.failure(
+                "other_client never reached the protection, so it proves nothing.",
+                f"Response: {reply}",
+                "Log it in as another user with permission.",
+            )
 
     def no_key(self) -> None:
         """A request without a key must be refused and must not create anything."""

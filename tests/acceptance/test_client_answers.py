@@ -142,6 +142,45 @@ def test_the_clients_do_what_the_code_means(server: Scripted, place_order: Place
     assert len(server.times) == (2 if meaning == "retry" else 1)
 
 
+BEFORE_THE_CLAIM = [answer for answer, meaning in answers_of_the_server().items() if meaning == "final"]
+LOST: Answer = (500, {}, "")
+"""The worker may have died after its COMMIT: the order may exist."""
+STORAGE = "{kept: {}, getItem(name) { return this.kept[name] ?? null; }, setItem(n, text) { this.kept[n] = text; }}"
+
+
+@pytest.mark.parametrize("answer", BEFORE_THE_CLAIM)
+def test_a_refusal_before_the_claim_says_nothing_of_an_earlier_attempt(
+    server: Scripted, place_order: Place, answer: str
+) -> None:
+    """After an attempt without a final response, such a refusal leaves the outcome unknown."""
+    status, code = answer.split()
+    server.answers = [LOST, (int(status), {}, {"code": code})]
+    assert place_order(server.url, "k", {"item": "a book"}) == "Processed"
+    assert len(server.times) == 2
+
+
+def test_the_outbox_of_python_remembers_an_attempt(server: Scripted, tmp_path: Path) -> None:
+    """A refusal before the claim is no final answer to an order that another process has sent."""
+    ends = []
+    for answer in (LOST, (400, {}, {"code": "invalid-key"})):
+        server.answers = [answer]
+        with python_outbox(tmp_path / "outbox") as outbox, httpx.Client(base_url=server.url) as client:
+            if not ends:
+                outbox.put({"item": "a book"})
+            ends.append([type(end).__name__ for _, end in outbox.deliver(client, give_up_after=0)])
+    assert ends == [[], ["Processed"]]
+
+
+def test_the_outbox_of_javascript_remembers_an_attempt(server: Scripted) -> None:
+    """A refusal before the claim is no final answer to an order that was sent before the page was loaded again."""
+    if NODE is None:
+        pytest.skip("Node is not on this machine")
+    server.answers = [LOST, (400, {}, {"code": "invalid-key"})]
+    box = f"const box = new Outbox('{server.url}', 'outbox', {STORAGE}); const name = (error) => error.constructor.name"
+    first, second = "await box.submit('f', {}, 0).catch(name)", "await box.resume(0)[0].catch(name)"
+    assert node(f"(async () => {{ {box}; return [{first}, {second}]; }})()") == ["NotConfirmed", "Processed"]
+
+
 NOT_STORED: Answer = (409, {"Location": "/orders/7/"}, {"code": "response-not-stored"})
 NOT_SHOWN: Answer = (403, {}, {"code": "replay-refused"})
 
@@ -165,8 +204,7 @@ def test_a_processed_order_leaves_the_outbox_of_javascript(server: Scripted, ans
     if NODE is None:
         pytest.skip("Node is not on this machine")
     server.answers = [answer]
-    storage = "{kept: {}, getItem(name) { return this.kept[name] ?? null; }, setItem(n, text) { this.kept[n] = text; }}"
-    submit = f"const box = new Outbox('{server.url}', 'outbox', {storage}); const told = box.submit('f', {{}})"
+    submit = f"const box = new Outbox('{server.url}', 'outbox', {STORAGE}); const told = box.submit('f', {{}})"
     result = "const end = await told.catch((error) => error); return [end.constructor.name, end.message, box.entries()]"
     told = node(f"(async () => {{ {submit}; {result}; }})()")
     assert told == ["Processed", place and server.url + place, {}]
@@ -179,3 +217,20 @@ def test_a_status_page_is_followed_to_the_end(server: Scripted, place_order: Pla
     server.answers += [(200, {}, {"status": status}) for status in ("in_progress", "completed")]
     assert place_order(server.url, "k", {"item": "a book"}) == {"status": "completed"}
     assert (len(server.times), server.keys) == (3, {'"k"', None})
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        pytest.param((404, {}, ""), {"status": "in_progress", "id": 7}, id="gone"),
+        pytest.param((200, {}, {"status": "failed"}), "refused 200", id="failed"),
+        pytest.param((401, {}, ""), "NotConfirmed", id="after a login"),
+    ],
+)
+def test_only_a_failure_refuses_an_accepted_order(
+    server: Scripted, place_order: Place, page: Answer, told: Any
+) -> None:
+    """A view's own 202 is final even if its page can't be read."""
+    server.answers = [(202, {"Location": "/page"}, {"status": "in_progress", "id": 7}), page]
+    assert place_order(server.url, "k", {"item": "a book"}) == told
+    assert len(server.times) == 2

@@ -34,6 +34,7 @@ FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
     ("IdempotencyKeysStuck", {"stuck": 1}, {}),
     ("IdempotencyDatabaseUnavailable", {"database_unavailable": 1, "age_seconds": 600}, {}),
     ("IdempotencyProtectionOff", {"protection_off": 1}, {}),
+    ("IdempotencySchemasNotCounted", {"schemas_not_counted": 1}, {}),
     ("IdempotencyMetricsMissing", {"database_unavailable": None}, {}),
     ("IdempotencyAtomicRequestHangs", {"oldest_atomic_in_flight_seconds": 61}, {}),
     (None, {"oldest_atomic_in_flight_seconds": 60}, {}),

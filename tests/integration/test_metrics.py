@@ -160,6 +160,22 @@ def test_a_gauge_shows_what_is_half_done(scrape: Scrape, post: Any) -> None:
     assert shown(scrape, *STATES) == [0, 0, 1, 0]
 
 
+@pytest.mark.only_on("postgresql")
+def test_a_schema_that_no_gauge_counts_is_told(scrape: Scrape) -> None:
+    """A tenant's call in doubt is in no other gauge."""
+    with connection.cursor() as cursor:
+        try:
+            cursor.execute("CREATE SCHEMA acme")
+            for table in (model._meta.db_table for model in (IdempotencyKey, IdempotencyStep)):
+                cursor.execute(f"CREATE TABLE acme.{table} (LIKE public.{table} INCLUDING ALL)")
+            cursor.execute("SET search_path TO acme")
+            make_leased("k", "failed", doubt=True)
+            cursor.execute("SET search_path TO public")
+            assert shown(scrape, "in_doubt", "schemas_not_counted") == [0, 1]
+        finally:
+            cursor.execute("SET search_path TO public; DROP SCHEMA acme CASCADE")
+
+
 def test_with_nothing_to_show_the_gauges_are_zero(scrape: Scrape) -> None:
     """So that an alert can resolve."""
     assert {name: value for name, value in scrape().items() if value and "age_seconds" not in name[0]} == {}

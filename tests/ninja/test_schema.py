@@ -70,6 +70,12 @@ def test_c8_c14_a_protected_operation_shows_its_key(api: Any) -> None:
     assert list(schema(api)["components"]["schemas"]) == ["IdempotencyProblem"]
 
 
+def test_an_observed_operation_has_no_key(api: Any, settings: Any) -> None:
+    """The schema promises nothing, because each retry runs."""
+    settings.IDEMPOTENCY = {"OBSERVE": True}
+    assert operation(routed(api))["parameters"] == []
+
+
 def test_methods_of_an_operation_are_told_apart(api: Any) -> None:
     """Django Ninja describes them together; only the unsafe one has a key."""
     api.api_operation(["GET", "POST"], "/both")(idempotent_operation(make()))

@@ -20,6 +20,7 @@ pytest.importorskip("rest_framework")
 from rest_framework import renderers
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import ValidationError
+from rest_framework.generics import CreateAPIView
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
@@ -269,6 +270,18 @@ def test_e012_a_name_that_nothing_reads(attributes: Any, message: str) -> None:
     urls.urlpatterns = [path("orders", wrong.as_view({"post": "create"}))]
     with override_settings(ROOT_URLCONF=urls):
         assert [*check_urls()] == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]
+
+
+def test_e012_a_generic_view_is_asked_for_its_verb() -> None:
+    """Its handler is `post`, so the options of `create` would have no effect."""
+    calls = {"create": lambda self, request: None}
+    named = {name: {"idempotency_actions": {name: {"required": False}}, **calls} for name in ("post", "create")}
+    views = [type(name.title(), (IdempotencyMixin, CreateAPIView), attributes) for name, attributes in named.items()]
+    urls: Any = ModuleType("urls_of_this_test")
+    urls.urlpatterns = [path(view.__name__, view.as_view()) for view in views]
+    told = ".idempotency_actions names 'create', which nothing reads: name the handler, such as 'post'."
+    with override_settings(ROOT_URLCONF=urls):
+        assert [*check_urls()] == [Error(f"{__name__}.Create{told}", id="django_idempotency.E012")]
 
 
 @pytest.mark.django_db(transaction=True)

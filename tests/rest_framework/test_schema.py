@@ -209,6 +209,12 @@ def test_what_the_project_declares_stays() -> None:
     assert "Retry-After" in found["responses"]["409"]["headers"]
 
 
+def test_an_observed_operation_has_no_key(settings: Any) -> None:
+    """The schema promises nothing, because each retry runs."""
+    settings.IDEMPOTENCY = {"OBSERVE": True}
+    assert header(operation("/mixed/")) is None
+
+
 def test_settings_are_followed(settings: Any) -> None:
     """Header names, the form of the key, and the project's own errors, whose form nobody knows."""
     settings.IDEMPOTENCY = {

@@ -22,6 +22,7 @@ from ..request.atomic_requests import (
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
+from .wrappers import innermost
 
 Declared = Idempotency | Mapping[str, Any] | None
 """What `idempotency` can be. None leaves the class unprotected."""
@@ -74,7 +75,7 @@ class IdempotencyMixin:
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         if "idempotency" in initkwargs:
             initkwargs["idempotency"] = checked(initkwargs["idempotency"])
-        if not is_drf_view(cls) and not any(hasattr(cls, verb) for verb in HANDLERS):
+        if not has_handlers(cls):
             raise IdempotencyConfigurationError(
                 f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
                 '@method_decorator(idempotent, name="dispatch").'
@@ -178,6 +179,16 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
     """
     layers = class_layers(cls, attributes, name) if issubclass(cls, IdempotencyMixin) else ()
     return Declaration(layers, cls, decides_by_request(cls)) if layers else None
+
+
+def has_handlers(cls: Any) -> bool:
+    """Return whether the class has handlers, as every REST framework view counts: a viewset's are its actions."""
+    return is_drf_view(cls) or any(hasattr(cls, verb) for verb in HANDLERS)
+
+
+def answers_in_dispatch(cls: Any) -> bool:
+    """Return whether the class answers each method in a `dispatch` of its own, as GraphQL views do."""
+    return not has_handlers(cls) and innermost(cls.dispatch) is not View.dispatch
 
 
 def decides_by_request(cls: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.views.decorators.http import require_POST
+
 from django_idempotency import idempotent
 from django_idempotency.keys import from_form_field
 from tests.integration.endpoints.shop import run, tenant, view
@@ -40,6 +42,15 @@ def test_c8_c14_c15_markdown_is_the_published_specification(shop: str) -> None:
     assert "- Unique for: the caller, as tests.integration.endpoints.shop.tenant returns it; operation `pay`\n" in pay
     assert ("query string, content type and the body fields amount\n" in pay, "missing-key" in pay) == (True, False)
     assert rest == "Not protected\n\nThese ignore keys: a retry may run again.\n\n- `POST /plain`\n"
+
+
+def test_an_observed_endpoint_is_unprotected_in_both_formats(urlconf: Any) -> None:
+    """It has options, but each retry runs."""
+    shop = urlconf(pay=require_POST(idempotent(observe=True)(view)))
+    assert run("--format", "markdown", urlconf=shop)[0].endswith("a retry may run again.\n\n- `POST /pay`\n")
+    lines = run(urlconf=shop)[0].splitlines()
+    assert lines[1].split()[3:] == ["no", "only", "observed"]
+    assert lines[3] == "0 protected, 1 not, of which 0 are allowed."
 
 
 TABLE = """\

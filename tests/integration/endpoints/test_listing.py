@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
 
 from django_idempotency import idempotent
+from django_idempotency.checks import check_project
 from django_idempotency.endpoints import list_endpoints
 from django_idempotency.views import IdempotencyMixin
 from tests.integration.endpoints.shop import URLS
@@ -57,6 +60,24 @@ class TestWalker:
             "later": ["POST*", "DELETE"],
         }
 
+    def test_a_class_that_answers_in_dispatch(self, urlconf: Any, settings: Any) -> None:
+        """It has no handlers, as GraphQL views, and is listed as a function is; a class that answers 405 is not."""
+        own = view_class(dispatch=lambda self, request: answers()(request))
+        atomic, leased = (
+            method_decorator(decorator, name="dispatch")(type("Whole", (own,), {"dispatch": own.dispatch}))
+            for decorator in (idempotent, idempotent(lease=60, using="nowhere"))
+        )
+        views = {
+            "own": own,
+            "atomic": atomic,
+            "leased": leased,
+            "none": method_decorator(csrf_exempt, name="dispatch")(view_class()),
+        }
+        urls = settings.ROOT_URLCONF = urlconf(**{name: cls.as_view() for name, cls in views.items()})
+        assert found("", urls) == {"own": ["ANY"], "atomic": ["PATCH*", "POST*"], "leased": ["PATCH*", "POST*"]}
+        ids = {message.id.partition(".")[2] for message in check_project(None)}
+        assert ids >= {"E002", "W015"}
+
     def test_the_mixin_of_plain_django(self, urlconf: Any) -> None:
         """The class's options, its initkwargs, None, and a view that decides for each request."""
         Mixed = view_class(IdempotencyMixin, View, post=answers(), put=answers(), idempotency={"ttl": 60})
@@ -99,6 +120,24 @@ class TestWalker:
         assert [(endpoint.protected, endpoint.note) for endpoint in listed] == [
             (False, "IDEMPOTENCY['ENABLED'] is False")
         ]
+
+    def test_a_function_that_declares_no_methods_names_the_unprotected_ones(self, urlconf: Any) -> None:
+        """It may answer them. With `require_POST`, it doesn't."""
+        views = {
+            "all": idempotent(methods=("POST", "PUT", "PATCH", "DELETE"))(answers()),
+            "one": idempotent(methods=("POST",))(answers()),
+            "two": idempotent(answers()),
+            "post": require_POST(idempotent(answers())),
+        }
+        notes = {endpoint.route: endpoint.note for endpoint in list_endpoints(urlconf(**views)) if endpoint.protected}
+        named = {"one": "DELETE, PATCH, PUT not protected", "two": "DELETE, PUT not protected"}
+        assert notes == {"all": "", **named, "post": ""}
+
+    def test_observed_is_not_protected(self, urlconf: Any) -> None:
+        """Each retry runs. The stored keys still have their endpoint."""
+        (endpoint,) = list_endpoints(urlconf(pay=require_POST(idempotent(observe=True)(answers()))))
+        assert (endpoint.protected, endpoint.mode, endpoint.note) == (False, "", "only observed")
+        assert endpoint.operation == "POST pay"
 
     def test_the_rest_framework(self) -> None:
         """Mixin, actions, decorated handlers and @api_view, by view class or action."""
