@@ -11,6 +11,7 @@ from django_idempotency.backends import KeyValueBackend
 from django_idempotency.backends.memory import MemoryBackend
 from django_idempotency.backends.redis import RedisBackend
 from tests.backends import configured, free_port, redis_server
+from tests.leases import Broken
 from tests.servers import eventually
 
 
@@ -44,6 +45,26 @@ def test_redis_writes_a_repeated_swap_again() -> None:
     assert [backend.swap("k", None, b"1 claim", seconds) for seconds in (30, 60)] == [None, b"1 claim"]
     assert backend.swap("k", None, b"1 rival", 90) == b"1 claim"
     assert 30_000 < backend.client.pttl("again:k") <= 60_000
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_redis_never_takes_an_earlier_answer_for_its_own(monkeypatch: pytest.MonkeyPatch, replicas: int) -> None:
+    """Of a swap that a signal's exception has interrupted before its answer was read."""
+    backend = RedisBackend(configured("redis")["OPTIONS"]["url"], prefix=f"signal-{replicas}:")
+    backend.swap("known", None, b"1 known", 30)
+    backend.replicas = replicas
+    kind = backend.client.connection_pool.connection_class
+    read, armed = kind.read_response, [True]
+
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        if armed and armed.pop():
+            raise Broken
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(kind, "read_response", struck)
+    with pytest.raises(Broken):
+        backend.swap("known", None, None, 0)
+    assert [backend.swap(name, None, None, 0) for name in ("unknown", "known", "unknown")] == [None, b"1 known", None]
 
 
 def test_redis_refuses_replicas_on_a_cluster() -> None:
