@@ -5,6 +5,7 @@ from tests.projects.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [
     *INSTALLED_APPS,
+    "django.contrib.postgres",  # for the search of newer Wagtails
     "wagtail.contrib.forms",
     "wagtail.documents",
     "wagtail.images",
