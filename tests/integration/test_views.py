@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.mixins import LoginRequiredMixin
-from django.db import connection
+from django.db import OperationalError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
 from django.test import Client
@@ -26,7 +27,7 @@ from tests.factories import UserFactory
 from tests.http import replayed
 from tests.leases import Broken, breaks
 from tests.shopapp.models import Order
-from tests.views import answers, creates, view_class
+from tests.views import answers, creates, paths, view_class
 
 Post = Callable[..., Any]
 VERBS = ("get", "post", "put", "patch")
@@ -231,6 +232,53 @@ urlpatterns += [
 def test_a_method_that_is_changed_below_the_mixin_is_protected(post: Post) -> None:
     """Whichever handler dispatch() picks."""
     assert [replayed(post("/overridden?_method=PATCH")) for _ in range(2)] == ["false", "true"]
+    assert Order.objects.count() == 1
+
+
+class Retrying(View):
+    """Sends the request again if the database ended the transaction, as it does in a deadlock."""
+
+    def dispatch(self, request: HttpRequest, *args: Any) -> Any:
+        for again in (True, False):
+            try:
+                return super().dispatch(request, again)
+            except OperationalError:
+                assert again
+        raise AssertionError("it fails once")
+
+
+class AsyncRetrying(View):
+    async def dispatch(self, request: HttpRequest, *args: Any) -> Any:  # type: ignore[override]
+        for again in (True, False):
+            try:
+                return await super().dispatch(request, again)  # type: ignore[misc]
+            except OperationalError:
+                assert again
+        raise AssertionError("it fails once")
+
+
+def fails_once(request: HttpRequest, again: bool) -> HttpResponse:
+    order = Order.objects.create()
+    if again:
+        raise OperationalError
+    return JsonResponse({"id": order.pk}, status=201)
+
+
+async def afails_once(request: HttpRequest, again: bool) -> HttpResponse:
+    return await sync_to_async(fails_once)(request, again)
+
+
+urlpatterns += paths(
+    retrying=view_class(IdempotencyMixin, Retrying, View, post=fails_once).as_view(),
+    aretrying=view_class(IdempotencyMixin, AsyncRetrying, View, post=afails_once).as_view(),
+    retrying_above=view_class(Retrying, IdempotencyMixin, View, post=fails_once).as_view(),
+)
+
+
+@pytest.mark.parametrize("path", ["/retrying", "/aretrying", "/retrying_above"])
+def test_a_dispatch_that_calls_the_handler_again_is_protected(path: str, post: Post) -> None:
+    """The order of the first run is rolled back, and that of the second one replayed."""
+    assert [(sent.status_code, replayed(sent)) for sent in (post(path), post(path))] == [(201, "false"), (201, "true")]
     assert Order.objects.count() == 1
 
 

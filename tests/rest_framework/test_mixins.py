@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import Error
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -68,6 +69,25 @@ class Overriding(APIView):
         return super().finalize_response(*args, **kwargs)
 
 
+class Retrying(APIView):
+    """Sends the request again if the database ended the transaction, as it does in a deadlock."""
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        for again in (True, False):
+            try:
+                return super().dispatch(request, again)
+            except OperationalError:
+                assert again
+        raise AssertionError("it fails once")
+
+
+def fails_once(request: Any, again: bool) -> Response:
+    order = Order.objects.create()
+    if again:
+        raise OperationalError
+    return Response(order.pk, 201)
+
+
 class Unprotected(IdempotencyMixin, Overriding, ViewSet):
     idempotency_actions = {"place": None}
 
@@ -79,6 +99,7 @@ overriding = view_class(IdempotencyMixin, Overriding, post=creates(), put=create
 urlpatterns = [
     *api_urls.urlpatterns,
     path("overriding/", overriding.as_view()),
+    path("retrying/", view_class(IdempotencyMixin, Retrying, post=fails_once).as_view()),
     path("action/", Unprotected.as_view({"post": "place"})),
     path("counting/", type("Elsewhere", (browsable,), {"idempotency": {"using": "other"}}).as_view()),
     path("browsable/", browsable.as_view()),
@@ -200,6 +221,7 @@ class TestRefusals:
         [
             (api_view(["POST"])(lambda request: Response()), r'@api_view\(\["POST"\]\)\n    @idempotent'),
             (api_urls.Decorated.as_view(), "above the authentication of the REST framework view"),
+            (partial(api_urls.Decorated.as_view(), x=1), "above the authentication of the REST framework view"),
         ],
     )
     def test_the_decorator_above_the_framework(self, view: Any, message: str) -> None:
@@ -294,6 +316,13 @@ def test_a_method_that_the_framework_reads_from_a_header_is_protected(post: Post
     """Whichever handler dispatch() picks."""
     sent = [post("/overriding/", headers={"X-HTTP-Method-Override": "PATCH"}) for _ in range(2)]
     assert [replayed(response) for response in sent] == ["false", "true"]
+    assert Order.objects.count() == 1
+
+
+def test_a_dispatch_below_the_mixin_that_calls_the_handler_again_is_protected(post: Post) -> None:
+    """The order of the first run is rolled back, and that of the second one replayed."""
+    sent = [post("/retrying/") for _ in range(2)]
+    assert [(response.status_code, replayed(response)) for response in sent] == [(201, "false"), (201, "true")]
     assert Order.objects.count() == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, ClassVar, cast
 
@@ -27,6 +27,8 @@ Declared = Idempotency | Mapping[str, Any] | None
 """What `idempotency` can be. None leaves the class unprotected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 """Handlers that a view must define itself. `head`, `options` and `trace` are missing, because Django may add them."""
+BARE = "_idempotency_bare"
+"""The attribute of a view object that holds its handlers without their protection."""
 INHERIT = Idempotency()
 """Sets nothing, so that the settings and the defaults apply."""
 
@@ -97,12 +99,14 @@ class IdempotencyMixin:
         # Each request has its own view object, whose handlers can be replaced. The framework's dispatch() performs its
         # checks before it calls one of them: often that of `request.method`, but something below the mixin may change
         # the method, as X-HTTP-Method-Override does.
-        bare = {
-            verb: handler
-            for verb in view.http_method_names
-            if (handler := getattr(view, verb, None)) is not None
-            and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
-        }
+        # They are collected once, because a `dispatch` above may call this one again, as one that retries does.
+        if (bare := vars(self).get(BARE)) is None:
+            bare = vars(self)[BARE] = {
+                verb: handler
+                for verb in view.http_method_names
+                if (handler := getattr(view, verb, None)) is not None
+                and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
+            }
         vars(self).update({verb: partial(self._protected, bare, handler) for verb, handler in bare.items()})
         if under_atomic_requests() and not view.view_is_async and self._passes(request):
             with whole_as_django_would(request):
@@ -127,15 +131,39 @@ class IdempotencyMixin:
     def _protected(
         self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        vars(self).update(bare)  # a handler may call another one, as ProcessFormView.put() calls post()
+        if iscoroutinefunction(handler):
+            return self._aprotected(bare, handler, request, *args, **kwargs)
+        with self._bare(bare):
+            options, form = self._form_of(handler, request)
+            with as_django_would(request, options):
+                return form(request, *args, **kwargs)
+
+    async def _aprotected(
+        self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._bare(bare):
+            options, form = self._form_of(handler, request)
+            # It runs after dispatch() has returned, so the transaction must wrap the handler.
+            return await awaited_as_django_would(request, options, form, request, *args, **kwargs)
+
+    @contextmanager
+    def _bare(self, bare: Mapping[str, Any]) -> Iterator[None]:
+        """Take the protection off while a handler runs, because it may call another, as ProcessFormView.put() does.
+
+        Afterwards, it is put back for a `dispatch` below the mixin that calls the handler again, such as after a
+        deadlock.
+        """
+        wrapped = {verb: vars(self)[verb] for verb in bare}
+        vars(self).update(bare)
+        try:
+            yield
+        finally:
+            vars(self).update(wrapped)
+
+    def _form_of(self, handler: Callable[..., Any], request: Any) -> tuple[Options | None, Callable[..., Any]]:
         method = request.method.upper()
         options = None if method in SAFE_METHODS else self.options_for(handler, method)
-        form = handler if options is None else protected_form(handler, partial(call_of, options))
-        if iscoroutinefunction(handler):
-            # It runs after dispatch() has returned, so the transaction must wrap the handler.
-            return awaited_as_django_would(request, options, form, request, *args, **kwargs)
-        with as_django_would(request, options):
-            return form(request, *args, **kwargs)
+        return options, handler if options is None else protected_form(handler, partial(call_of, options))
 
     def get_idempotency_options(self) -> Declared:
         """Return the options declared for this request, or None if it is not protected.
