@@ -24,7 +24,7 @@ from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
 from ..engine.declare.decorators import protected_form
-from ..engine.declare.placement import NINJA_ORDER, refuse_view
+from ..engine.declare.placement import NINJA_ORDER, is_routed, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
 from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.execution.bridge import synchronous
@@ -73,11 +73,11 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 def _protect(layer: Idempotency, view: Any) -> Any:
     """Protect an operation's function. See Note [Around the operation and around its function]."""
-    refuse_view(view)
-    if hasattr(view, "_ninja_operation"):
+    if is_routed(view):
         raise IdempotencyConfigurationError(
             f"idempotent_operation sits above the route decorator of {view.__qualname__}, or in add_decorator.{WAY_OUT}"
         )
+    refuse_view(view)
 
     def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         request = getattr(_context(args), "request", args[0] if args else None)

@@ -161,6 +161,22 @@ def test_other_wrappers_that_decide_nothing_may_stand_below(decorator: Any) -> N
     idempotent(decorator(view))
 
 
+class Checking:
+    """A view that is an object, and whose method checks the caller."""
+
+    __call__ = method_decorator(CHECK)(lambda self, request: HttpResponse("ran"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "below"), [(Private.as_view(), "LoginRequiredMixin.dispatch"), (Checking(), "user_passes_test")]
+)
+def test_a_check_is_found_inside_a_partial_and_an_object(inner: Any, below: str) -> None:
+    """A replay would skip it."""
+    for made in (inner, partial(inner), csrf.csrf_exempt(partial(inner))):
+        told = refused(lambda: idempotent(made))  # noqa: B023 (called at once)
+        assert f"{below}, which may" in told
+
+
 def test_tracing_packages_may_put_a_proxy_around_a_view() -> None:
     """And what the proxy wraps is looked at all the same."""
     wrapt = pytest.importorskip("wrapt")
