@@ -20,6 +20,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError
+from django_idempotency.endpoints import list_endpoints
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.elsewhere import faulty_backend  # noqa: F401 (a fixture)
@@ -315,6 +316,28 @@ def test_the_whole_dispatch_of_an_unprotected_request_is_in_djangos_transaction(
     assert not Order.objects.exists()
 
 
+class Acting(view_class(IdempotencyMixin, View, post=creates())):
+    """Its `action` is a name of the project."""
+
+    action = "transfer"
+    idempotency = None
+    idempotency_actions = {"post": {"ttl": 60}}
+
+
+class ByInit(view_class(IdempotencyMixin, View, post=creates())):
+    idempotency = None
+
+
+urlpatterns += paths(acting=Acting.as_view(), by_init=ByInit.as_view(idempotency_actions={"post": {"ttl": 60}}))
+
+
+@pytest.mark.parametrize("path", ["/acting", "/by_init"])
+def test_idempotency_actions_protect_a_handler_of_an_unprotected_class(path: str, post: Post) -> None:
+    """Also where the class has an `action` of its own, and where as_view() sets them."""
+    assert [replayed(post(path)) for _ in range(2)] == ["false", "true"]
+    assert [found.protected for found in list_endpoints() if found.route == path[1:]] == [True]
+
+
 class TestRefusals:
     def test_after_the_view_class(self) -> None:
         """A TypeError when the class is made, with the right order."""
@@ -333,6 +356,8 @@ class TestRefusals:
             type("Wrong", (IdempotencyMixin, View), {"idempotency": {"tll": 1}})
         with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
             Handlers.as_view(idempotency={"ttl": 0})
+        with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
+            Handlers.as_view(idempotency_actions={"post": {"ttl": 0}})
 
 
 def test_what_decorators_have_set_on_dispatch_stays(rf: Any) -> None:

@@ -70,12 +70,14 @@ class IdempotencyMixin:
         if "idempotency" in vars(cls):
             cls.idempotency = checked(cls.idempotency)
         if "idempotency_actions" in vars(cls):
-            cls.idempotency_actions = {name: checked(value) for name, value in cls.idempotency_actions.items()}
+            cls.idempotency_actions = checked_actions(cls.idempotency_actions)
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         if "idempotency" in initkwargs:
             initkwargs["idempotency"] = checked(initkwargs["idempotency"])
+        if "idempotency_actions" in initkwargs:
+            initkwargs["idempotency_actions"] = checked_actions(initkwargs["idempotency_actions"])
         if not is_drf_view(cls) and not any(hasattr(cls, verb) for verb in HANDLERS):
             raise IdempotencyConfigurationError(
                 f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
@@ -120,10 +122,7 @@ class IdempotencyMixin:
             return True
         if decides_by_request(type(self)):
             return False
-        verb = method.lower()
-        # The REST framework sets `action` only later, in initialize_request().
-        name = getattr(self, "action", None) or getattr(self, "action_map", {}).get(verb, verb)
-        layers = class_layers(type(self), vars(self), name)
+        layers = class_layers(type(self), vars(self), self._handler_name(method))
         if not layers or method not in (options := resolve(*layers)).methods:
             return True
         return not options.required and options.key is None and meta_name(conf.header) not in request.META
@@ -172,9 +171,17 @@ class IdempotencyMixin:
         `self.action`. Options that it leaves out come from the project's setting and the defaults.
         """
         method = getattr(getattr(self, "request", None), "method", None)
-        name = getattr(self, "action", None) or str(method).lower()
-        layers = class_layers(type(self), vars(self), name)
+        layers = class_layers(type(self), vars(self), self._handler_name(str(method)))
         return merged(*layers) if layers else None
+
+    def _handler_name(self, method: str) -> str:
+        """Return the name of the handler of this request: a verb or, in a viewset, an action."""
+        verb = method.lower()
+        actions = getattr(self, "action_map", None)
+        if actions is None:  # no viewset, so that an `action` is the project's own and names something else
+            return verb
+        # The REST framework sets `action` only in initialize_request().
+        return getattr(self, "action", None) or actions.get(verb, verb)
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Options | None:
         """Return the options of this handler, or None if the current request is not protected."""
@@ -195,6 +202,10 @@ IdempotencyMixin.__doc__ = None
 def checked(value: Declared) -> Idempotency | None:
     """Return the options as an `Idempotency`, or None. Raises `IdempotencyConfigurationError` for impossible ones."""
     return None if value is None else as_options(value)
+
+
+def checked_actions(actions: Mapping[str, Declared]) -> dict[str, Idempotency | None]:
+    return {name: checked(value) for name, value in actions.items()}
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
@@ -244,7 +255,8 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     protection off: everything after the first None is left out. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
-    of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
+    actions = attributes.get("idempotency_actions", cls.idempotency_actions)
+    of_action = (actions[name],) if name in actions else ()
     layers = (*own, *of_action, *_declared_layers(cls, cls.idempotency))
     return layers[: layers.index(None)] if None in layers else layers
 
