@@ -172,11 +172,11 @@ class NinjaAdapter(Adapter):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return super().caller(request)
         if isinstance(auth, str):
-            # "17" can be user 17 or partner 17, and Ninja doesn't say which authenticator returned it. Its session
-            # authenticators never return a string.
+            # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
+            # belong to another API with the same `operation`. Its session authenticators never return a string.
             callbacks = getattr(request, RUNNING).auth_callbacks
             others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
-            if len(others) > 1:
+            if others:
                 return authenticated_scope(request, _authenticator(request, auth, others))
         return authenticated_scope(request)
 
@@ -231,12 +231,13 @@ class NinjaAdapter(Adapter):
 
 
 def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
-    """Call the authenticators again, in Django Ninja's order, and return the name of the one that returns `auth`.
+    """Return the name of the authenticator that returns `auth`.
 
-    Raises `IdempotencyConfigurationError` if none of them returns it again.
+    If there are several, they are called again, in Django Ninja's order. Raises `IdempotencyConfigurationError` if none
+    of them returns it again.
     """
     for callback in callbacks:
-        if synchronous(callback)(request) == auth:
+        if len(callbacks) == 1 or synchronous(callback)(request) == auth:
             return name_among(callbacks, dotted_name, callback)
     raise IdempotencyConfigurationError(
         f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "
