@@ -293,6 +293,57 @@ def test_e012_a_name_that_nothing_reads(attributes: Any, message: str) -> None:
         assert [*check_urls()] == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]
 
 
+def checked(*routes: Any) -> list[tuple[str, str]]:
+    urls: Any = ModuleType("urls_of_this_test")
+    urls.urlpatterns = routes
+    with override_settings(ROOT_URLCONF=urls):
+        return [(message.id.removeprefix("django_idempotency."), message.msg) for message in check_urls()]
+
+
+def test_e017_options_that_apply_to_no_method() -> None:
+    """Those of an action and of a class. A class may inherit them, and use them for one of its actions only."""
+    Payments = type("Payments", (IdempotencyMixin, ViewSet), {"update": never_called, "create": never_called})
+    Updating = type("Updating", (Payments,), {"idempotency": {"ttl": 60}})
+    ByAction = type("ByAction", (Payments,), {"idempotency_actions": {"update": {"ttl": 60}}})
+    routes = [
+        path(f"{number}", view.as_view(actions))
+        for number, (view, actions) in enumerate(
+            [
+                (Payments, {"put": "update"}),
+                (Updating, {"put": "update"}),
+                (ByAction, {"put": "update", "post": "create"}),
+            ]
+        )
+    ]
+    told = "answers PUT, but its options protect PATCH, POST: each retry runs again. Pass methods=('PUT',), or remove"
+    assert checked(*routes) == [
+        ("E017", f"{__name__}.ByAction.update {told} the options."),
+        ("E017", f"{__name__}.Updating {told} the options."),
+    ]
+    assert checked(*routes, path("create", Updating.as_view({"post": "create"}))) == [
+        ("E017", f"{__name__}.ByAction.update {told} the options."),
+    ]
+
+
+def test_w018_an_operation_of_several_actions() -> None:
+    """A refund would be answered with the payment's response. One action may have several routes."""
+    Payments = type(
+        "Payments",
+        (IdempotencyMixin, ViewSet),
+        {"pay": never_called, "refund": never_called, "idempotency": {"operation": "pay a basket"}},
+    )
+    pay, refund = (Payments.as_view({"post": name}) for name in ("pay", "refund"))
+    assert checked(path("pay", pay), path("en/pay", pay)) == []
+    assert checked(path("pay", pay), path("refund", refund)) == [
+        (
+            "W018",
+            f"operation='pay a basket' belongs to {__name__}.Payments.pay and {__name__}.Payments.refund. A key that "
+            "one of them has used is answered by the others with its response, if the bodies and the URLs' arguments are "
+            "equal.",
+        )
+    ]
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("atomic_requests")
 def test_a_final_exception_is_kept_under_atomic_requests(post: Post) -> None:

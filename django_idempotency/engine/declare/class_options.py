@@ -181,7 +181,7 @@ class IdempotencyMixin:
         if actions is None:  # no viewset, so that an `action` is the project's own and names something else
             return verb
         # The REST framework sets `action` only in initialize_request().
-        return getattr(self, "action", None) or actions.get(verb, verb)
+        return str(getattr(self, "action", None) or actions.get(verb, verb))
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Options | None:
         """Return the options of this handler, or None if the current request is not protected."""
