@@ -320,7 +320,8 @@ OneList = type("OneList", (View,), {"post": method_decorator([idempotent, CHECK]
 Right = type("Right", (View,), {"post": method_decorator(CHECK)(method_decorator(idempotent)(handlers().post))})
 RightList = type("RightList", (View,), {"post": method_decorator([CHECK, idempotent])(handlers().post)})
 NotProtected = type("NotProtected", (IdempotencyMixin, View), {"post": checked_post, "idempotency": None})
-OtherMethod = type("OtherMethod", (IdempotencyMixin, View), {"post": checked_post, "idempotency": {"methods": {"PUT"}}})
+by_put = {"put": handlers().post, "idempotency": {"methods": {"PUT"}}}
+OtherMethod = type("OtherMethod", (IdempotencyMixin, View), {"post": checked_post, **by_put})
 ROUTES = (Decorated, OneList, Right, RightList, NotProtected, OtherMethod, handlers())
 urlpatterns = [*(path(route.__name__, route.as_view()) for route in ROUTES), path("function", idempotent(view))]
 
@@ -367,7 +368,8 @@ def test_the_mixin_of_the_rest_framework_refuses_a_checked_action(
     attributes = {"create": checked_post, "authentication_classes": [], **options}
 
     def route() -> Any:
-        return type("Orders", (IdempotencyMixin, viewsets.ViewSet), attributes).as_view({"post": "create"})
+        viewset = type("Orders", (IdempotencyMixin, viewsets.ViewSet), {"update": handlers().post, **attributes})
+        return viewset.as_view({"post": "create", "put": "update"})
 
     if options:
         assert route()(rf.post("/")).status_code == 302

@@ -337,9 +337,9 @@ def test_w018_an_operation_of_several_actions() -> None:
     assert checked(path("pay", pay), path("refund", refund)) == [
         (
             "W018",
-            f"operation='pay a basket' belongs to {__name__}.Payments.pay and {__name__}.Payments.refund. A key that "
-            "one of them has used is answered by the others with its response, if the bodies and the URLs' arguments are "
-            "equal.",
+            f"operation='pay a basket' belongs to {__name__}.Payments.pay and {__name__}.Payments.refund. A key "
+            "that one of them has used is answered by the others with its response, if the bodies and the URLs' "
+            "arguments are equal.",
         )
     ]
 

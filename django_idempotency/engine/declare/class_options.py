@@ -16,8 +16,7 @@ from ..request.atomic_requests import (
     as_django_would,
     awaited_as_django_would,
     take_over,
-    under_atomic_requests,
-    whole_as_django_would,
+    whole_if,
 )
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
@@ -89,12 +88,13 @@ class IdempotencyMixin:
             # copies only those of the mixin's `dispatch`.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
-        for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
+        actions: Mapping[str, str] | None = getattr(view, "actions", None)
+        for method, name, handler in handlers(cls, initkwargs, actions):
             if (declaration := class_declaration(cls, initkwargs, name)) is not None:
                 register(declaration)
                 if method in _methods(declaration):
                     refuse_handler(handler)
-        return view
+        return whole_if(partial(_passes, cls, initkwargs, actions or {}), view)
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         view, parent = cast("Any", self), cast("Any", super())
@@ -110,22 +110,7 @@ class IdempotencyMixin:
                 and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
             }
         vars(self).update({verb: partial(self._protected, bare, handler) for verb, handler in bare.items()})
-        if under_atomic_requests() and not view.view_is_async and self._passes(request):
-            with whole_as_django_would(request):
-                return parent.dispatch(request, *args, **kwargs)
         return parent.dispatch(request, *args, **kwargs)
-
-    def _passes(self, request: Any) -> bool:
-        """Return whether it is known before the framework's checks that this request will not be protected."""
-        method, conf = request.method.upper(), get_settings()
-        if method in SAFE_METHODS or not conf.enabled:
-            return True
-        if decides_by_request(type(self)):
-            return False
-        layers = class_layers(type(self), vars(self), self._handler_name(method))
-        if not layers or method not in (options := resolve(*layers)).methods:
-            return True
-        return not options.required and options.key is None and meta_name(conf.header) not in request.META
 
     def _protected(
         self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
@@ -226,6 +211,22 @@ def decides_by_request(cls: Any) -> bool:
     """
     own = getattr(cls, "get_idempotency_options", IdempotencyMixin.get_idempotency_options)
     return own is not IdempotencyMixin.get_idempotency_options
+
+
+def _passes(cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str], request: Any) -> bool:
+    """Return whether it is known before the view is called that this request will not be protected."""
+    method, conf = request.method.upper(), get_settings()
+    if cls.view_is_async:
+        return False  # only its handlers need Django's transaction: see `awaited_as_django_would`
+    if method in SAFE_METHODS or not conf.enabled:
+        return True
+    if decides_by_request(cls):
+        return False
+    verb = method.lower()
+    layers = class_layers(cls, attributes, actions.get(verb, verb))
+    if not layers or method not in (options := resolve(*layers)).methods:
+        return True
+    return not options.required and options.key is None and meta_name(conf.header) not in request.META
 
 
 def _methods(declaration: Declaration) -> Collection[str]:
