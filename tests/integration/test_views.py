@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.mixins import LoginRequiredMixin
-from django.db import OperationalError, connection
+from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
 from django.test import Client
@@ -20,7 +19,6 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import CreateView
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError
-from django_idempotency.endpoints import list_endpoints
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.elsewhere import faulty_backend  # noqa: F401 (a fixture)
@@ -28,7 +26,7 @@ from tests.factories import UserFactory
 from tests.http import replayed
 from tests.leases import Broken, breaks
 from tests.shopapp.models import Order
-from tests.views import answers, creates, paths, view_class
+from tests.views import answers, creates, view_class
 
 Post = Callable[..., Any]
 VERBS = ("get", "post", "put", "patch")
@@ -237,53 +235,6 @@ def test_a_method_that_is_changed_below_the_mixin_is_protected(post: Post) -> No
     assert Order.objects.count() == 1
 
 
-class Retrying(View):
-    """Sends the request again if the database ended the transaction, as it does in a deadlock."""
-
-    def dispatch(self, request: HttpRequest, *args: Any) -> Any:
-        for again in (True, False):
-            try:
-                return super().dispatch(request, again)
-            except OperationalError:
-                assert again
-        raise AssertionError("it fails once")
-
-
-class AsyncRetrying(View):
-    async def dispatch(self, request: HttpRequest, *args: Any) -> Any:  # type: ignore[override]
-        for again in (True, False):
-            try:
-                return await super().dispatch(request, again)  # type: ignore[misc]
-            except OperationalError:
-                assert again
-        raise AssertionError("it fails once")
-
-
-def fails_once(request: HttpRequest, again: bool) -> HttpResponse:
-    order = Order.objects.create()
-    if again:
-        raise OperationalError
-    return JsonResponse({"id": order.pk}, status=201)
-
-
-async def afails_once(request: HttpRequest, again: bool) -> HttpResponse:
-    return await sync_to_async(fails_once)(request, again)
-
-
-urlpatterns += paths(
-    retrying=view_class(IdempotencyMixin, Retrying, View, post=fails_once).as_view(),
-    aretrying=view_class(IdempotencyMixin, AsyncRetrying, View, post=afails_once).as_view(),
-    retrying_above=view_class(Retrying, IdempotencyMixin, View, post=fails_once).as_view(),
-)
-
-
-@pytest.mark.parametrize("path", ["/retrying", "/aretrying", "/retrying_above"])
-def test_a_dispatch_that_calls_the_handler_again_is_protected(path: str, post: Post) -> None:
-    """The order of the first run is rolled back, and that of the second one replayed."""
-    assert [(sent.status_code, replayed(sent)) for sent in (post(path), post(path))] == [(201, "false"), (201, "true")]
-    assert Order.objects.count() == 1
-
-
 @pytest.mark.parametrize(("method", "mark"), [("put", "false"), ("get", None)])
 def test_a_handler_that_calls_another_one_runs_it_bare(method: str, mark: str | None, client: Client, key: str) -> None:
     """It is protected once, and not at all for a safe method."""
@@ -316,28 +267,6 @@ def test_every_dispatch_of_an_unprotected_request_is_in_djangos_transaction(
     with pytest.raises(Broken):
         send(f"{path}?fail")
     assert not Order.objects.exists()
-
-
-class Acting(view_class(IdempotencyMixin, View, post=creates())):
-    """Its `action` is a name of the project."""
-
-    action = "transfer"
-    idempotency = None
-    idempotency_actions = {"post": {"ttl": 60}}
-
-
-class ByInit(view_class(IdempotencyMixin, View, post=creates())):
-    idempotency = None
-
-
-urlpatterns += paths(acting=Acting.as_view(), by_init=ByInit.as_view(idempotency_actions={"post": {"ttl": 60}}))
-
-
-@pytest.mark.parametrize("path", ["/acting", "/by_init"])
-def test_idempotency_actions_protect_a_handler_of_an_unprotected_class(path: str, post: Post) -> None:
-    """Also where the class has an `action` of its own, and where as_view() sets them."""
-    assert [replayed(post(path)) for _ in range(2)] == ["false", "true"]
-    assert [found.protected for found in list_endpoints() if found.route == path[1:]] == [True]
 
 
 class TestRefusals:

@@ -12,6 +12,7 @@ from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, Options, as_options, get_settings, merged, meta_name, resolve
+from ..events import unprotected
 from ..request.atomic_requests import (
     as_django_would,
     awaited_as_django_would,
@@ -21,6 +22,7 @@ from ..request.atomic_requests import (
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
+from .wrappers import dotted_name
 
 Declared = Idempotency | Mapping[str, Any] | None
 """What `idempotency` can be. None leaves the class unprotected."""
@@ -28,6 +30,8 @@ HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 """Handlers that a view must define itself. `head`, `options` and `trace` are missing, because Django may add them."""
 BARE = "_idempotency_bare"
 """The attribute of a view object that holds its handlers without their protection."""
+CALLED = "_idempotency_called"
+"""The attribute of a view object one of whose handlers has been called, or at least its replay."""
 INHERIT = Idempotency()
 """Sets nothing, so that the settings and the defaults apply."""
 
@@ -110,11 +114,27 @@ class IdempotencyMixin:
                 and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
             }
         vars(self).update({verb: partial(self._protected, bare, handler) for verb, handler in bare.items()})
-        return parent.dispatch(request, *args, **kwargs)
+        response = parent.dispatch(request, *args, **kwargs)
+        if CALLED not in vars(self):
+            self._warn_if_bypassed(request, response)
+        return response
+
+    def _warn_if_bypassed(self, request: Any, response: Any) -> None:
+        """Log that a `dispatch` below the mixin has answered a protected method without calling its handler.
+
+        Anything but a success may be the refusal of a framework or an access mixin.
+        """
+        method = request.method.upper()
+        if method in SAFE_METHODS or getattr(response, "status_code", 0) not in range(200, 300):
+            return
+        declaration = class_declaration(type(self), vars(self), self._handler_name(method))
+        if declaration is not None and not declaration.by_request and method in _methods(declaration):
+            unprotected(dotted_name(type(self)), f"its dispatch() answers a {method} without calling the handler")
 
     def _protected(
         self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        vars(self)[CALLED] = True
         if iscoroutinefunction(handler):
             return self._aprotected(bare, handler, request, *args, **kwargs)
         with self._bare(bare):
