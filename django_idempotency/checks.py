@@ -5,21 +5,22 @@ routed elsewhere, E004 no store for the database, E005 autocommit switched off, 
 E007 options that contradict each other, E008 202 without the status page, E009 key tables that MariaDB or MySQL does
 not keep in InnoDB, E012 options under a name that nothing reads, E013 a separate schema for each tenant, but no SCOPE,
 E014 key tables that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS, E016 a
-backend that does not answer, W001 SQLite without IMMEDIATE transactions, W002 an isolation level other than READ
-COMMITTED, W004 a database whose times Django does not read as UTC, W006 the project's model tables that MariaDB or
-MySQL keeps in a storage engine without transactions, W007 missing indexes or constraints on the key tables, W008
-columns in the key tables whose collation treats two different strings as equal, W009 a leased view with a `ttl` so
-short that a gateway remembers its keys for longer, W010 a Redis server that evicts keys, W011 a Redis server without
-an append-only file, W012 keys in memory outside DEBUG, W013 a DynamoDB table without Time to Live, W014 protection
-switched off or paused, W015 a leased view without `operation`, W016 stored keys of an operation that no endpoint has,
-W017 recent rows that ENCRYPTION_KEYS cannot decrypt.
+backend that does not answer, E017 a declaration that applies to none of its view's methods, W001 SQLite without
+IMMEDIATE transactions, W002 an isolation level other than READ COMMITTED, W004 a database whose times Django does not
+read as UTC, W006 the project's model tables that MariaDB or MySQL keeps in a storage engine without transactions, W007
+missing indexes or constraints on the key tables, W008 columns in the key tables whose collation treats two different
+strings as equal, W009 a leased view with a `ttl` so short that a gateway remembers its keys for longer, W010 a Redis
+server that evicts keys, W011 a Redis server without an append-only file, W012 keys in memory outside DEBUG, W013 a
+DynamoDB table without Time to Live, W014 protection switched off or paused, W015 a leased view without `operation`,
+W016 stored keys of an operation that no endpoint has, W017 recent rows that ENCRYPTION_KEYS cannot decrypt, W018 one
+operation of several views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
@@ -27,8 +28,9 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DatabaseError, connections, router, transaction
 from django.urls import get_resolver
 
-from .endpoints.listing import declarations_of, misplaced, routes
+from .endpoints.listing import Answers, declarations_of, misplaced, routes
 from .engine.conf import Options, backend_for, get_settings, resolve
+from .engine.declare.registry import Declaration
 from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
@@ -154,6 +156,7 @@ def check_urls() -> Iterator[CheckMessage]:
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": _declared()[1],
         "django_idempotency.E012": (problem for callback in _callbacks() for problem in _misspelled(callback)),
+        "django_idempotency.E017": _without_effect(),
     }
     for id_, problems in found.items():
         yield from (Error(problem, id=id_) for problem in sorted({*problems}))
@@ -173,11 +176,64 @@ def check_urls() -> Iterator[CheckMessage]:
             hint='Pass operation="pay a basket", for example. For keys that exist already, see docs/operations.md.',
             id="django_idempotency.W015",
         )
+    for operation, views in _shared_operations():
+        yield Warning(
+            f"operation={operation!r} belongs to {' and '.join(views)}. A key that one of them has used is answered by "
+            "the others with its response, if the bodies and the URLs' arguments are equal.",
+            hint="Pass each an operation= of its own; a viewset, in idempotency_actions or @action(idempotency=…).",
+            id="django_idempotency.W018",
+        )
     if any(options.in_progress_status == 202 for _, options in _declared()[0]):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
+
+
+def _protected() -> Iterator[tuple[Answers, Declaration, Options]]:
+    """Yield the answers, declaration and options of each protected route, without those that E007 reports."""
+    for callback in _callbacks():
+        for answers in declarations_of(callback):
+            if answers.declaration is not None:
+                with suppress(IdempotencyConfigurationError):
+                    yield answers, answers.declaration, answers.declaration.options
+
+
+def _without_effect() -> Iterator[str]:
+    """Describe declarations of which none of the declared methods is one that the view answers."""
+    answered: dict[str, set[str]] = {}
+    declared: dict[str, set[str]] = {}
+    for answers, declaration, options in _protected():
+        place = _declared_on(answers, declaration)
+        if place is None or answers.method is None or answers.by_request:
+            continue
+        answered.setdefault(place, set()).add(answers.method)
+        declared.setdefault(place, set()).update(options.methods)
+    for place in answered:
+        if not answered[place] & declared[place]:
+            methods, protected = sorted(answered[place]), sorted(declared[place])
+            yield (
+                f"{place} answers {', '.join(methods)}, but its options protect {', '.join(protected)}: each retry "
+                f"runs again. Pass methods={tuple(methods)!r}, or remove the options."
+            )
+
+
+def _declared_on(answers: Answers, declaration: Declaration) -> str | None:
+    """Return the name of the view, class or handler that sets its own options, or None if it only inherits some."""
+    target = declaration.target
+    if not isinstance(target, type) or declaration.layers[0] is not cast("Any", target).idempotency:
+        return answers.view
+    return dotted_name(target) if "idempotency" in vars(target) else None
+
+
+def _shared_operations() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each `operation` of several views, with their names. A view may have several routes."""
+    views: dict[tuple[str, str], set[str]] = {}
+    for answers, _, options in _protected():
+        if options.operation is not None and not answers.by_request:
+            for method in {*options.methods}.intersection(answers.methods()):
+                views.setdefault((options.operation, method), set()).add(answers.view)
+    yield from sorted({(operation, tuple(sorted(names))) for (operation, _), names in views.items() if len(names) > 1})
 
 
 def check_switches() -> Iterator[CheckMessage]:

@@ -24,7 +24,7 @@ from ninja.signature.utils import get_typed_signature
 
 from ..engine.conf import SAFE_METHODS, Idempotency, Keywords, for_methods
 from ..engine.declare.decorators import protected_form
-from ..engine.declare.placement import NINJA_ORDER, refuse_view
+from ..engine.declare.placement import NINJA_ORDER, is_routed, refuse_view
 from ..engine.declare.registry import MARK, Declaration, declare, given
 from ..engine.declare.wrappers import dotted_name, unwrapped
 from ..engine.execution.bridge import synchronous
@@ -73,11 +73,11 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
 
 def _protect(layer: Idempotency, view: Any) -> Any:
     """Protect an operation's function. See Note [Around the operation and around its function]."""
-    refuse_view(view)
-    if hasattr(view, "_ninja_operation"):
+    if is_routed(view):
         raise IdempotencyConfigurationError(
             f"idempotent_operation sits above the route decorator of {view.__qualname__}, or in add_decorator.{WAY_OUT}"
         )
+    refuse_view(view)
 
     def make_call(unprotected: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ViewCall:
         request = getattr(_context(args), "request", args[0] if args else None)
@@ -172,11 +172,11 @@ class NinjaAdapter(Adapter):
         if not auth or getattr(auth, "is_authenticated", True) is False:
             return super().caller(request)
         if isinstance(auth, str):
-            # "17" can be user 17 or partner 17, and Ninja doesn't say which authenticator returned it. Its session
-            # authenticators never return a string.
+            # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
+            # belong to another API with the same `operation`. Its session authenticators never return a string.
             callbacks = getattr(request, RUNNING).auth_callbacks
             others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
-            if len(others) > 1:
+            if others:
                 return authenticated_scope(request, _authenticator(request, auth, others))
         return authenticated_scope(request)
 
@@ -231,12 +231,13 @@ class NinjaAdapter(Adapter):
 
 
 def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
-    """Call the authenticators again, in Django Ninja's order, and return the name of the one that returns `auth`.
+    """Return the name of the authenticator that returns `auth`.
 
-    Raises `IdempotencyConfigurationError` if none of them returns it again.
+    If there are several, they are called again, in Django Ninja's order. Raises `IdempotencyConfigurationError` if none
+    of them returns it again.
     """
     for callback in callbacks:
-        if synchronous(callback)(request) == auth:
+        if len(callbacks) == 1 or synchronous(callback)(request) == auth:
             return name_among(callbacks, dotted_name, callback)
     raise IdempotencyConfigurationError(
         f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "

@@ -10,7 +10,6 @@ from typing import Any
 from django.db import connections
 from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
-from rest_framework import authentication
 from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Empty, Request
@@ -46,9 +45,10 @@ class RestFrameworkAdapter(Adapter):
             return super().caller(request)
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
             return super().caller(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
-        # REST framework's own authenticators never set `request.auth` to a string, so only the others are counted.
-        several = sum(type(one).__module__ != authentication.__name__ for one in request.authenticators) > 1
-        named = name_among(request.authenticators, dotted_class, request.successful_authenticator) if several else ""
+        # Another authenticator can return the same string, in this view or in one with the same `operation`. Only
+        # `request.auth` set by hand has no authenticator.
+        found = request.successful_authenticator
+        named = "" if found is None else name_among(request.authenticators, dotted_class, found)
         return authenticated_scope(request, named)
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:

@@ -14,10 +14,12 @@ from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import path
+from django.views.decorators.http import require_http_methods
 
 from django_idempotency import idempotent
 from django_idempotency.checks import check_databases, check_settings, check_urls
 from django_idempotency.engine import stores
+from tests.views import answers
 
 
 def ids(messages: Any) -> list[str]:
@@ -240,3 +242,15 @@ def test_without_urls_there_is_nothing_to_check(settings: Any) -> None:
     """A project without ROOT_URLCONF, such as a worker's."""
     settings.ROOT_URLCONF = None
     assert [*check_urls()] == []
+
+
+def test_e017_a_decorator_that_applies_to_no_method() -> None:
+    """The method has to be named; a view that also answers another method may have it unprotected."""
+    right = [idempotent(methods=("PUT",))(answers()), idempotent(answers())]
+    views = [require_http_methods(["PUT"])(view) for view in (idempotent(operation="pay")(answers()), right[0])]
+    views.append(require_http_methods(["PUT", "POST"])(right[1]))
+    urls = types.ModuleType("urls_of_this_test")
+    for view in views:
+        urls.urlpatterns = [path("pay", view)]  # type: ignore[attr-defined]
+        with override_settings(ROOT_URLCONF=urls):
+            assert ids(check_urls()) == (["E017"] if view is views[0] else [])

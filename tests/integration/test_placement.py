@@ -161,6 +161,22 @@ def test_other_wrappers_that_decide_nothing_may_stand_below(decorator: Any) -> N
     idempotent(decorator(view))
 
 
+class Checking:
+    """A view that is an object, and whose method checks the caller."""
+
+    __call__ = method_decorator(CHECK)(lambda self, request: HttpResponse("ran"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "below"), [(Private.as_view(), "LoginRequiredMixin.dispatch"), (Checking(), "user_passes_test")]
+)
+def test_a_check_is_found_inside_a_partial_and_an_object(inner: Any, below: str) -> None:
+    """A replay would skip it."""
+    for made in (inner, partial(inner), csrf.csrf_exempt(partial(inner))):
+        told = refused(lambda: idempotent(made))  # noqa: B023 (called at once)
+        assert f"{below}, which may" in told
+
+
 def test_tracing_packages_may_put_a_proxy_around_a_view() -> None:
     """And what the proxy wraps is looked at all the same."""
     wrapt = pytest.importorskip("wrapt")
@@ -304,7 +320,8 @@ OneList = type("OneList", (View,), {"post": method_decorator([idempotent, CHECK]
 Right = type("Right", (View,), {"post": method_decorator(CHECK)(method_decorator(idempotent)(handlers().post))})
 RightList = type("RightList", (View,), {"post": method_decorator([CHECK, idempotent])(handlers().post)})
 NotProtected = type("NotProtected", (IdempotencyMixin, View), {"post": checked_post, "idempotency": None})
-OtherMethod = type("OtherMethod", (IdempotencyMixin, View), {"post": checked_post, "idempotency": {"methods": {"PUT"}}})
+by_put = {"put": handlers().post, "idempotency": {"methods": {"PUT"}}}
+OtherMethod = type("OtherMethod", (IdempotencyMixin, View), {"post": checked_post, **by_put})
 ROUTES = (Decorated, OneList, Right, RightList, NotProtected, OtherMethod, handlers())
 urlpatterns = [*(path(route.__name__, route.as_view()) for route in ROUTES), path("function", idempotent(view))]
 
@@ -351,7 +368,8 @@ def test_the_mixin_of_the_rest_framework_refuses_a_checked_action(
     attributes = {"create": checked_post, "authentication_classes": [], **options}
 
     def route() -> Any:
-        return type("Orders", (IdempotencyMixin, viewsets.ViewSet), attributes).as_view({"post": "create"})
+        viewset = type("Orders", (IdempotencyMixin, viewsets.ViewSet), {"update": handlers().post, **attributes})
+        return viewset.as_view({"post": "create", "put": "update"})
 
     if options:
         assert route()(rf.post("/")).status_code == 302

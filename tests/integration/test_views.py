@@ -220,6 +220,7 @@ urlpatterns += [
     path("calling", Calling.as_view()),
     path("overridden", overridden()),
     path("overridden/optional", overridden(idempotency={"required": False})),
+    path("overridden/above", view_class(Overriding, IdempotencyMixin, View, put=creates(then=savepoints)).as_view()),
     path("overridden/off", overridden(idempotency_actions={"post": None})),
     path(
         "overridden/nested",
@@ -251,10 +252,11 @@ def test_a_handler_that_calls_another_one_runs_it_bare(method: str, mark: str | 
         ("post", "/overridden", False),
         ("post", "/overridden/optional", True),
         ("post", "/overridden/off", True),
+        ("put", "/overridden/above", True),
         ("put", "/overridden/nested", True),
     ],
 )
-def test_the_whole_dispatch_of_an_unprotected_request_is_in_djangos_transaction(
+def test_every_dispatch_of_an_unprotected_request_is_in_djangos_transaction(
     method: str, path: str, enabled: bool, client: Client, settings: Any
 ) -> None:
     """What runs after the handler, too; and there is one transaction, without a savepoint."""
@@ -285,6 +287,8 @@ class TestRefusals:
             type("Wrong", (IdempotencyMixin, View), {"idempotency": {"tll": 1}})
         with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
             Handlers.as_view(idempotency={"ttl": 0})
+        with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
+            Handlers.as_view(idempotency_actions={"post": {"ttl": 0}})
 
 
 def test_what_decorators_have_set_on_dispatch_stays(rf: Any) -> None:

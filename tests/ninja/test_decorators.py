@@ -63,6 +63,7 @@ def test_above_the_route_decorator(api: NinjaAPI) -> None:
     """Django Ninja would never call what it returns."""
     view = api.post("/orders")(lambda request: None)
     refused(lambda: idempotent_operation(view), "sits above the route decorator of test_above")
+    refused(lambda: idempotent(view), "idempotent sits above the route decorator of test_above")
 
 
 @pytest.mark.parametrize("decorator", [idempotent, idempotent_operation, idempotent_operation(ttl=1)])
@@ -80,6 +81,7 @@ def test_around_the_whole_operation(decorator: Any, api: NinjaAPI, make: Any) ->
         (idempotent_operation, {"mode": "view"}, "above Django Ninja's authentication"),
         # Django Ninja does not tell its default from a decorator above the route decorator, which it would never call.
         (idempotent_operation(ttl=1), {}, "or in add_decorator"),
+        (idempotent, {"mode": "operation"}, "or in add_decorator"),
     ],
 )
 def test_around_all_operations(api: NinjaAPI, make: Any, decorator: Any, mode: Any, text: str) -> None:
@@ -106,12 +108,10 @@ def test_the_plain_decorator_is_refused_by_the_route(api: NinjaAPI, make: Any) -
 
 
 @pytest.mark.django_db
-def test_the_plain_decorator_of_an_api_is_refused_by_the_first_request(
-    api: NinjaAPI, serve: Serve, key: str, make: Any
-) -> None:
-    """`add_decorator` decorates an operation that has been made already."""
-    api.post("/orders")(make)
-    api.add_decorator(idempotent, mode="operation")
+def test_the_plain_decorator_is_refused_by_the_first_request(api: NinjaAPI, serve: Serve, key: str, make: Any) -> None:
+    """An operation that calls a protected function hides it from the route."""
+    inner = idempotent(make)
+    api.post("/orders")(lambda request: inner(request))
     client = serve(api)
 
     refused(lambda: client.post("/orders", headers={"Idempotency-Key": key}), "idempotent cannot protect make")

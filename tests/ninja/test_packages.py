@@ -18,7 +18,7 @@ from ninja import NinjaAPI, Schema
 from ninja.pagination import PageNumberPagination, paginate
 from ninja.security import HttpBearer
 
-from django_idempotency import IdempotencyConfigurationError
+from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.endpoints import list_endpoints
 from django_idempotency.ninja import idempotent_operation
 from tests.http import replayed
@@ -115,3 +115,12 @@ def test_a_controller_runs_once_and_keeps_its_headers(colour: str, key: str) -> 
         (200, "ann", "true"),
     ]
     assert answers[0].json() == {"id": Order.objects.get().pk}
+
+
+@pytest.mark.parametrize("decorator", [idempotent, idempotent_operation])
+def test_above_the_route_decorator_of_a_controller(decorator: Any) -> None:
+    """A decorator is refused, because the controller would never call what it returns."""
+    extra = pytest.importorskip("ninja_extra")
+    routed = extra.http_post("/orders")(lambda self: None)
+    with pytest.raises(IdempotencyConfigurationError, match="sits above the route decorator of test_above"):
+        decorator(routed)

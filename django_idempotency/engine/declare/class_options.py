@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, ClassVar, cast
 
@@ -12,22 +12,26 @@ from django.views import View
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, Options, as_options, get_settings, merged, meta_name, resolve
+from ..events import unprotected
 from ..request.atomic_requests import (
     as_django_would,
     awaited_as_django_would,
     take_over,
-    under_atomic_requests,
-    whole_as_django_would,
+    whole_if,
 )
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
-from .wrappers import innermost
+from .wrappers import dotted_name, innermost
 
 Declared = Idempotency | Mapping[str, Any] | None
 """What `idempotency` can be. None leaves the class unprotected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 """Handlers that a view must define itself. `head`, `options` and `trace` are missing, because Django may add them."""
+BARE = "_idempotency_bare"
+"""The attribute of a view object that holds its handlers without their protection."""
+CALLED = "_idempotency_called"
+"""The attribute of a view object one of whose handlers has been called, or at least its replay."""
 INHERIT = Idempotency()
 """Sets nothing, so that the settings and the defaults apply."""
 
@@ -69,12 +73,14 @@ class IdempotencyMixin:
         if "idempotency" in vars(cls):
             cls.idempotency = checked(cls.idempotency)
         if "idempotency_actions" in vars(cls):
-            cls.idempotency_actions = {name: checked(value) for name, value in cls.idempotency_actions.items()}
+            cls.idempotency_actions = checked_actions(cls.idempotency_actions)
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         if "idempotency" in initkwargs:
             initkwargs["idempotency"] = checked(initkwargs["idempotency"])
+        if "idempotency_actions" in initkwargs:
+            initkwargs["idempotency_actions"] = checked_actions(initkwargs["idempotency_actions"])
         if not has_handlers(cls):
             raise IdempotencyConfigurationError(
                 f"{cls.__name__} has no handlers for the mixin to protect: its dispatch() answers by itself. Use "
@@ -86,57 +92,82 @@ class IdempotencyMixin:
             # copies only those of the mixin's `dispatch`.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
-        for method, name, handler in handlers(cls, initkwargs, getattr(view, "actions", None)):
+        actions: Mapping[str, str] | None = getattr(view, "actions", None)
+        for method, name, handler in handlers(cls, initkwargs, actions):
             if (declaration := class_declaration(cls, initkwargs, name)) is not None:
                 register(declaration)
                 if method in _methods(declaration):
                     refuse_handler(handler)
-        return view
+        return whole_if(partial(_passes, cls, initkwargs, actions or {}), view)
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         view, parent = cast("Any", self), cast("Any", super())
         # Each request has its own view object, whose handlers can be replaced. The framework's dispatch() performs its
         # checks before it calls one of them: often that of `request.method`, but something below the mixin may change
         # the method, as X-HTTP-Method-Override does.
-        bare = {
-            verb: handler
-            for verb in view.http_method_names
-            if (handler := getattr(view, verb, None)) is not None
-            and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
-        }
+        # They are collected once, because a `dispatch` above may call this one again, as one that retries does.
+        if (bare := vars(self).get(BARE)) is None:
+            bare = vars(self)[BARE] = {
+                verb: handler
+                for verb in view.http_method_names
+                if (handler := getattr(view, verb, None)) is not None
+                and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
+            }
         vars(self).update({verb: partial(self._protected, bare, handler) for verb, handler in bare.items()})
-        if under_atomic_requests() and not view.view_is_async and self._passes(request):
-            with whole_as_django_would(request):
-                return parent.dispatch(request, *args, **kwargs)
-        return parent.dispatch(request, *args, **kwargs)
+        response = parent.dispatch(request, *args, **kwargs)
+        if CALLED not in vars(self):
+            self._warn_if_bypassed(request, response)
+        return response
 
-    def _passes(self, request: Any) -> bool:
-        """Return whether it is known before the framework's checks that this request will not be protected."""
-        method, conf = request.method.upper(), get_settings()
-        if method in SAFE_METHODS or not conf.enabled:
-            return True
-        if decides_by_request(type(self)):
-            return False
-        verb = method.lower()
-        # The REST framework sets `action` only later, in initialize_request().
-        name = getattr(self, "action", None) or getattr(self, "action_map", {}).get(verb, verb)
-        layers = class_layers(type(self), vars(self), name)
-        if not layers or method not in (options := resolve(*layers)).methods:
-            return True
-        return not options.required and options.key is None and meta_name(conf.header) not in request.META
+    def _warn_if_bypassed(self, request: Any, response: Any) -> None:
+        """Log that a `dispatch` below the mixin has answered a protected method without calling its handler.
+
+        Anything but a success may be the refusal of a framework or an access mixin.
+        """
+        method = request.method.upper()
+        if method in SAFE_METHODS or getattr(response, "status_code", 0) not in range(200, 300):
+            return
+        declaration = class_declaration(type(self), vars(self), self._handler_name(method))
+        if declaration is not None and not declaration.by_request and method in _methods(declaration):
+            unprotected(dotted_name(type(self)), f"its dispatch() answers a {method} without calling the handler")
 
     def _protected(
         self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        vars(self).update(bare)  # a handler may call another one, as ProcessFormView.put() calls post()
+        vars(self)[CALLED] = True
+        if iscoroutinefunction(handler):
+            return self._aprotected(bare, handler, request, *args, **kwargs)
+        with self._bare(bare):
+            options, form = self._form_of(handler, request)
+            with as_django_would(request, options):
+                return form(request, *args, **kwargs)
+
+    async def _aprotected(
+        self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._bare(bare):
+            options, form = self._form_of(handler, request)
+            # It runs after dispatch() has returned, so the transaction must wrap the handler.
+            return await awaited_as_django_would(request, options, form, request, *args, **kwargs)
+
+    @contextmanager
+    def _bare(self, bare: Mapping[str, Any]) -> Iterator[None]:
+        """Take the protection off while a handler runs, because it may call another, as ProcessFormView.put() does.
+
+        Afterwards, it is put back for a `dispatch` below the mixin that calls the handler again, such as after a
+        deadlock.
+        """
+        wrapped = {verb: vars(self)[verb] for verb in bare}
+        vars(self).update(bare)
+        try:
+            yield
+        finally:
+            vars(self).update(wrapped)
+
+    def _form_of(self, handler: Callable[..., Any], request: Any) -> tuple[Options | None, Callable[..., Any]]:
         method = request.method.upper()
         options = None if method in SAFE_METHODS else self.options_for(handler, method)
-        form = handler if options is None else protected_form(handler, partial(call_of, options))
-        if iscoroutinefunction(handler):
-            # It runs after dispatch() has returned, so the transaction must wrap the handler.
-            return awaited_as_django_would(request, options, form, request, *args, **kwargs)
-        with as_django_would(request, options):
-            return form(request, *args, **kwargs)
+        return options, handler if options is None else protected_form(handler, partial(call_of, options))
 
     def get_idempotency_options(self) -> Declared:
         """Return the options declared for this request, or None if it is not protected.
@@ -145,9 +176,17 @@ class IdempotencyMixin:
         `self.action`. Options that it leaves out come from the project's setting and the defaults.
         """
         method = getattr(getattr(self, "request", None), "method", None)
-        name = getattr(self, "action", None) or str(method).lower()
-        layers = class_layers(type(self), vars(self), name)
+        layers = class_layers(type(self), vars(self), self._handler_name(str(method)))
         return merged(*layers) if layers else None
+
+    def _handler_name(self, method: str) -> str:
+        """Return the name of the handler of this request: a verb or, in a viewset, an action."""
+        verb = method.lower()
+        actions = getattr(self, "action_map", None)
+        if actions is None:  # no viewset, so that an `action` is the project's own and names something else
+            return verb
+        # The REST framework sets `action` only in initialize_request().
+        return str(getattr(self, "action", None) or actions.get(verb, verb))
 
     def options_for(self, handler: Callable[..., Any], method: str) -> Options | None:
         """Return the options of this handler, or None if the current request is not protected."""
@@ -168,6 +207,10 @@ IdempotencyMixin.__doc__ = None
 def checked(value: Declared) -> Idempotency | None:
     """Return the options as an `Idempotency`, or None. Raises `IdempotencyConfigurationError` for impossible ones."""
     return None if value is None else as_options(value)
+
+
+def checked_actions(actions: Mapping[str, Declared]) -> dict[str, Idempotency | None]:
+    return {name: checked(value) for name, value in actions.items()}
 
 
 def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Declaration | None:
@@ -200,6 +243,22 @@ def decides_by_request(cls: Any) -> bool:
     return own is not IdempotencyMixin.get_idempotency_options
 
 
+def _passes(cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str], request: Any) -> bool:
+    """Return whether it is known before the view is called that this request will not be protected."""
+    method, conf = request.method.upper(), get_settings()
+    if cls.view_is_async:
+        return False  # only its handlers need Django's transaction: see `awaited_as_django_would`
+    if method in SAFE_METHODS or not conf.enabled:
+        return True
+    if decides_by_request(cls):
+        return False
+    verb = method.lower()
+    layers = class_layers(cls, attributes, actions.get(verb, verb))
+    if not layers or method not in (options := resolve(*layers)).methods:
+        return True
+    return not options.required and options.key is None and meta_name(conf.header) not in request.META
+
+
 def _methods(declaration: Declaration) -> Collection[str]:
     with suppress(IdempotencyConfigurationError):  # the system check E007 reports options that contradict each other
         return declaration.options.methods
@@ -227,7 +286,8 @@ def class_layers(cls: Any, attributes: Mapping[str, Any], name: str | None = Non
     protection off: everything after the first None is left out. See `class_declaration`.
     """
     own = (attributes["idempotency"],) if "idempotency" in attributes else ()
-    of_action = (cls.idempotency_actions[name],) if name in cls.idempotency_actions else ()
+    actions = attributes.get("idempotency_actions", cls.idempotency_actions)
+    of_action = (actions[name],) if name in actions else ()
     layers = (*own, *of_action, *_declared_layers(cls, cls.idempotency))
     return layers[: layers.index(None)] if None in layers else layers
 

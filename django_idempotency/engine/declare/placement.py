@@ -14,7 +14,7 @@ from django.views import View
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS
 from .registry import MARK
-from .wrappers import NOT_REPLAYED, dotted_name, innermost, method_name, unknown_wrapper
+from .wrappers import NOT_REPLAYED, dotted_name, innermost, method_name, unknown_wrapper, unwrapped
 
 FUNCTION_ORDER = """
     @login_required
@@ -40,6 +40,9 @@ NINJA_ORDER = """
     @api.post("/orders")
     @idempotent_operation
     def create_order(request, payload: OrderIn): ..."""
+NINJA_WAY_OUT = f" Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
+ROUTED = ("_ninja_operation", "OPERATION_ENDPOINT_KEY")
+"""The attributes that the route decorators of Django Ninja and of django-ninja-extra set on a function."""
 
 
 def refuse_view(view: Any) -> None:
@@ -48,6 +51,8 @@ def refuse_view(view: Any) -> None:
         problem = f'cannot decorate the class {view.__name__}. Use @method_decorator(idempotent, name="post").'
     elif isinstance(view, (classmethod, staticmethod)) or not callable(view):
         problem = f"decorates views, and {view!r} is not one. Pass its options by keyword."
+    elif is_routed(view):
+        problem = f"sits above the route decorator of {_name(view)}, or in add_decorator.{NINJA_WAY_OUT}"
     elif method_name(view).upper() in SAFE_METHODS:
         problem = f"sits above {_name(view)}, which answers a safe method: there is nothing to protect."
     elif (below := _below(view)) is not None:
@@ -62,11 +67,22 @@ def _below(view: Any) -> str | None:
 
     Returns None if there is no such code.
     """
-    if type(getattr(view, "__self__", None)).__module__.partition(".")[0] == "ninja":
-        return f"Django Ninja's authentication. Use idempotent_operation below the route decorator:\n{NINJA_ORDER}"
-    view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
-    in_class = _checked_below(view_class, view_class.__mro__) if isinstance(view_class, type) else None
-    return in_class or _above_a_wrapper(view, FUNCTION_ORDER)
+    for level in unwrapped(view):  # a partial, for example, has no attributes of the view that it calls
+        if type(getattr(level, "__self__", None)).__module__.partition(".")[0] == "ninja":
+            return f"Django Ninja's authentication.{NINJA_WAY_OUT}"
+        view_class = getattr(level, "cls", None) or getattr(level, "view_class", None)
+        in_class = _checked_below(view_class, view_class.__mro__) if isinstance(view_class, type) else None
+        if in_class is not None:
+            return in_class
+    return _above_a_wrapper(view, FUNCTION_ORDER)
+
+
+def is_routed(view: Any) -> bool:
+    """Return whether Django Ninja or django-ninja-extra has made an operation of the function, or of what it wraps.
+
+    The operation calls that function, and would never call what is put around it now.
+    """
+    return any(hasattr(level, mark) for level in unwrapped(view) for mark in ROUTED)
 
 
 def refuse_routing(protected: Any) -> None:

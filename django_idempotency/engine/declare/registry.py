@@ -15,7 +15,7 @@ from ..execution.once import final_result
 from ..protocol.outcomes import Finished
 from ..request.adapters import adapter_of
 from ..request.view_call import final_response
-from .wrappers import dotted_name, method_name, unwrapped
+from .wrappers import dotted_name, method_name, with_call
 
 MARK = "_idempotency_declaration"
 """The attribute of a protected callable that holds its `Declaration`."""
@@ -87,10 +87,7 @@ def registered(operation: str) -> list[Declaration]:
 
 def declaration_of(callable_: Any) -> Declaration | None:
     """Return the declaration of a callable, or of a function that it wraps; None if neither is protected."""
-    *levels, innermost = unwrapped(callable_)
-    # A view can be an object, with the decorator on its class's `__call__`. Ruff's B004 recommends `callable()`,
-    # but the method itself is needed.
-    for level in (*levels, innermost, getattr(type(innermost), "__call__", None)):  # noqa: B004
+    for level in with_call(callable_):
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:
             # `method_decorator` applies its decorators only when the view is called, so the declaration made at import

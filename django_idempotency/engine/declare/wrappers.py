@@ -69,6 +69,13 @@ def unwrapped(function: Any) -> Iterator[Any]:
         function = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
 
 
+def with_call(function: Any) -> Iterator[Any]:
+    """Yield what `unwrapped` yields and, because a view can be an object, the `__call__` of the innermost one."""
+    yield from unwrapped(function)
+    # Ruff's B004 recommends `callable()`, but the method itself is needed.
+    yield from unwrapped(getattr(type(innermost(function)), "__call__", None))  # noqa: B004
+
+
 def innermost(function: Any) -> Any:
     """Return the function underneath all the decorators. See `unwrapped`."""
     *_, found = unwrapped(function)
@@ -94,7 +101,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
     Args:
         below: look only below this package's own innermost decorator.
     """
-    names = [_name(wrapper) for level in unwrapped(function) for wrapper in _wrappers(level)]
+    names = [_name(wrapper) for level in with_call(function) for wrapper in _wrappers(level)]
     ours = [index for index, name in enumerate(names) if name.startswith(OURS)]
     for name in names[ours[-1] + 1 :] if below and ours else names:
         if not (name.startswith(OURS) or name in HARMLESS or name in get_settings().harmless_decorators):

@@ -13,8 +13,9 @@ behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from operator import itemgetter
 from typing import Any
 
@@ -27,7 +28,7 @@ from ..execution.bridge import NoBridgeAbove, in_thread
 from ..stores import alias_of
 
 OPENED = "_idempotency_opened"
-"""The attribute of Django's request while a whole `dispatch` runs in the transaction that Django would have opened."""
+"""The attribute of Django's request while a whole view runs in the transaction that Django would have opened."""
 
 
 class TakenOver(set[str]):
@@ -80,18 +81,25 @@ def as_django_would(request: Any, options: Options | None = None) -> AbstractCon
     return nullcontext()
 
 
-@contextmanager
-def whole_as_django_would(request: Any) -> Iterator[None]:
-    """Run a whole `dispatch` in the transaction that Django would have opened. What runs inside it needs no other."""
-    if hasattr(request, OPENED):  # a view has called another one
-        yield
-        return
-    with as_django_would(request):
-        setattr(request, OPENED, True)
-        try:
-            yield
-        finally:
-            delattr(request, OPENED)
+def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a class-based view's callback that keeps Django's transaction for the whole of each request that passes.
+
+    Access mixins and the class's own `dispatch` run inside it, as they do without the package.
+    """
+
+    @wraps(view)
+    def called(request: Any, *args: Any, **kwargs: Any) -> Any:
+        # A view may have called another one.
+        if not under_atomic_requests() or hasattr(request, OPENED) or not passes(request):
+            return view(request, *args, **kwargs)
+        with as_django_would(request):
+            setattr(request, OPENED, True)
+            try:
+                return view(request, *args, **kwargs)
+            finally:
+                delattr(request, OPENED)
+
+    return called
 
 
 def under_atomic_requests() -> bool:
