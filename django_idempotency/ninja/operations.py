@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from inspect import getclosurevars, iscoroutinefunction, isfunction
 from itertools import takewhile
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -174,7 +174,7 @@ class NinjaAdapter(Adapter):
         if isinstance(auth, str):
             # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
             # belong to another API with the same `operation`. Its session authenticators never return a string.
-            callbacks = getattr(request, RUNNING).auth_callbacks
+            callbacks = _operation_of(request).auth_callbacks
             others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
             if others:
                 return authenticated_scope(request, _authenticator(request, auth, others))
@@ -209,9 +209,7 @@ class NinjaAdapter(Adapter):
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Declaration | None]] | None:
         """See the base class. A URL's callback is a closure over the `PathView` with all its operations."""
-        enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
-        path_view = next((value for value in enclosed if isinstance(value, PathView)), None)
-        if path_view is None:
+        if (path_view := _path_view(callback)) is None:
             return None
         return (
             (method, dotted_name(operation.view_func), getattr(operation, MARK, None))
@@ -228,6 +226,20 @@ class NinjaAdapter(Adapter):
         request.method = next(method for method in target.methods if method not in SAFE_METHODS)
         response: HttpResponseBase = converted(target, request, returned)
         return response
+
+
+def _path_view(callback: Any) -> PathView | None:
+    enclosed = getclosurevars(callback).nonlocals.values() if isfunction(callback) else ()
+    return next((value for value in enclosed if isinstance(value, PathView)), None)
+
+
+def _operation_of(request: Any) -> Operation:
+    """Return the operation that runs, protected or not."""
+    if (operation := getattr(request, RUNNING, None)) is None:
+        path_view = _path_view(request.resolver_match.func)
+        operations = () if path_view is None else path_view.operations
+        operation = next(each for each in operations if request.method in each.methods)
+    return cast(Operation, operation)
 
 
 def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:

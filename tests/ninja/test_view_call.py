@@ -21,7 +21,8 @@ from ninja import File, Form, NinjaAPI, Schema, UploadedFile
 from ninja.errors import HttpError, ValidationError
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
 
-from django_idempotency import IdempotencyConfigurationError
+from django_idempotency import IdempotencyConfigurationError, run_once
+from django_idempotency.keys import scope_of_request
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.ninja import idempotent_operation
 from tests.factories import UserFactory
@@ -172,6 +173,13 @@ apis = {name: NinjaAPI(urls_namespace=name, docs_url=None, openapi_url=None, aut
 for version in apis.values():
     version.post("/named", operation_id="named")(idempotent_operation(operation="order")(maker()))
 
+
+def unprotected(request: HttpRequest) -> str:
+    claim = {"scope": scope_of_request(request), "key": request.headers["Idempotency-Key"], "operation": "o"}
+    return str(run_once(lambda: Order.objects.create().pk, **claim).value)
+
+
+api.post("/unprotected", auth=Key())(unprotected)
 urlpatterns = [path("", api.urls), *(path(f"{name}/", version.urls) for name, version in apis.items())]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.ninja.test_view_call")]
 
@@ -324,6 +332,12 @@ class TestTwoAuthenticators:
         answers = [client.post(path, headers={"Idempotency-Key": key, **caller}) for path, caller in requests]
         assert [replayed(answer) for answer in answers] == ["false", "false", "true"]
         assert Order.objects.count() == 2
+
+    def test_it_is_known_in_an_operation_that_is_not_protected(self, client: Client, key: str) -> None:
+        """`run_once` there asks for the caller, whom a gateway's own header doesn't name."""
+        gateway = {"Authorization": "Basic Z2F0ZTp3YXk=", "Idempotency-Key": key}
+        orders = [client.post("/unprotected", headers={**gateway, "X-Shop-Key": shop}).json() for shop in "aba"]
+        assert orders[0] == orders[2] != orders[1]
 
     def test_a_text_that_none_of_them_gives_twice_is_refused(self, client: Client, key: str) -> None:
         """Before the operation runs, with the ways out."""

@@ -129,4 +129,6 @@ def request_scope(request: Any) -> str:
 
 
 def _caller_of(request: Any) -> Callable[[Any], str | None]:
-    return adapter_of(request, getattr(request, RUNNING, None)).caller
+    # The request of a Django Ninja operation that isn't protected is Django's own, but its callback is Ninja's.
+    callback = getattr(getattr(request, "resolver_match", None), "func", None)
+    return adapter_of(request, getattr(request, RUNNING, None), callback).caller
