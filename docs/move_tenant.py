@@ -3,6 +3,9 @@
 1. Refuse the tenant's requests in every process (`MOVING`). Wait until running requests have ended.
 2. Call `move`. Orders keep their ids, so ids must be unique among the shards.
 3. Change `SHARDS` in every process, and admit the tenant's requests.
+
+It moves the keys whose scope begins with the tenant. So must the scopes of `once` and `run_once`: a key that stays
+behind runs again on the target.
 """
 
 from django.db import transaction
@@ -17,6 +20,7 @@ def move(tenant, *, source, target):
     """Copy the rows of a tenant whose requests are refused. If this breaks off, call it again: the source counts."""
     if SHARDS[tenant] != source or source == target:
         raise ValueError(f"{tenant!r} is on {SHARDS[tenant]!r}: it cannot move from {source!r} to {target!r}.")
+    refuse_hashed(source)
     with transaction.atomic(using=source):
         orders, keys = rows(tenant, source)
         orders, keys = list(orders.select_for_update()), list(keys.select_for_update())
@@ -35,6 +39,12 @@ def move(tenant, *, source, target):
                 step.pk, step.key_id = None, copies[step.key_id, step.key_hash, step.scope_hash].pk
             IdempotencyStep.objects.using(target).bulk_create(own)
         delete(tenant, source)
+
+
+def refuse_hashed(alias):
+    """A scope of more than 255 characters is stored as a hash, which doesn't tell the tenant."""
+    if IdempotencyKey.objects.using(alias).filter(scope__startswith="scope:").exists():
+        raise RuntimeError(f"{alias!r} has keys whose scope is a hash. Let them expire, or move them by hand.")
 
 
 def rows(tenant, alias):

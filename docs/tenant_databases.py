@@ -26,7 +26,14 @@ def tenant_and_caller(request):
     return f"{request.tenant.identifier}:{caller_scope(request)}"
 
 
+def aliases():
+    """For commands: a process knows the alias of a tenant only after its first request."""
+    return [register_database(database) for database in get_provider().iter_databases()]
+
+
 def clean_up():
-    """For a command: a process knows the alias of a tenant only after its first request."""
-    aliases = [register_database(database) for database in get_provider().iter_databases()]
-    call_command("cleanup_idempotency_keys", database=aliases)
+    call_command("cleanup_idempotency_keys", database=aliases(), fail_on_stuck=True)
+
+
+def recover():
+    call_command("recover_idempotency_keys", database=aliases())

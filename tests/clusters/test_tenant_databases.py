@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 from django.db import connections, router
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse
@@ -22,6 +23,7 @@ from django_isolated_tenants.connections import remove_database
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.shopapp.models import Order
 
 TENANT = Tenant("7", "acme")
@@ -81,3 +83,15 @@ def test_orders_and_keys_are_in_the_database_of_the_tenant(recipe: Any, django_d
         remove_database(TENANT.database_alias)
         recipe.clean_up()
         assert not IdempotencyKey.objects.using("other").exists()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_what_is_left_of_a_tenants_charge_is_seen(recipe: Any, django_db_blocker: Any) -> None:
+    """By a process that has served no request."""
+    with django_db_blocker.unblock():
+        create_key("one", steps={"charge": "ch_1"}, using="other")
+        remove_database(TENANT.database_alias)
+        for command in (recipe.recover, recipe.clean_up):
+            with pytest.raises(CommandError, match="need attention"):
+                command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency import Idempotency
+from django_idempotency.maintenance import forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
 from tests.shopapp.models import Order
@@ -51,6 +53,23 @@ class Configured(BaseAuthentication):
         return (AnonymousUser(), name) if name else None
 
 
+class Issued(BaseAuthentication):
+    """Accepts the tokens of an issuer, and makes users of them who are in no table."""
+
+    def __init__(self, issuer: str) -> None:
+        self.issuer = issuer
+
+    def authenticate(self, request: Any) -> Any:
+        if request.headers.get("X-Issuer") != self.issuer:
+            return None
+        token = SimpleNamespace(payload={"iss": self.issuer, "user_id": 17})
+        return Stateless(), token
+
+
+class Stateless:
+    is_authenticated, pk = True, 17
+
+
 def told_by(*authenticators: Any, **options: Any) -> Any:
     view = view_class(IdempotencyMixin, APIView, post=creates(), authentication_classes=authenticators)
     return view.as_view(idempotency=options)
@@ -70,6 +89,7 @@ def raw(**attributes: Any) -> Any:
 
 urlpatterns = [
     path("partners", told_by(Partner)),
+    path("issued", told_by(partial(Issued, "shops"), partial(Issued, "partners"))),
     path("v1", told_by(Bearer, operation="order")),
     path("v2", told_by(Partner, Bearer, operation="order")),
     path("both", told_by(Bearer, Partner)),
@@ -159,3 +179,11 @@ def test_a_multipart_form_that_the_view_does_not_parse_is_compared_by_its_bytes(
     assert [post("/json-only", body, **form).status_code for body in bodies] == [200, 200, 422]
     assert post("/json-only?parse", bodies[0], key="other", **form).status_code == 415
     assert not IdempotencyKey.objects.filter(key="other").exists()
+
+
+@pytest.mark.django_db
+def test_users_of_two_issuers_are_two_callers(post: Any) -> None:
+    """Neither is in a table that would tell them apart. Both are forgotten as what they are."""
+    answers = [post("/issued", headers={"X-Issuer": issuer}) for issuer in ("shops", "partners", "shops")]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
+    assert forget_scope(scope_of_user(Stateless())).deleted == 2

@@ -62,7 +62,11 @@ def user_scope(request: Any) -> str | None:
         user = synchronous(auser)()
         if not is_authenticated(user):
             return None
-    return with_client(scope_of_user(user), request)
+    scope = with_client(scope_of_user(user), request)
+    issuer = None if isinstance(user, Model) else _issuer(getattr(request, "auth", None))
+    if issuer is None:
+        return scope
+    return f"{scope}+{issuer}" if scope.startswith("for:") else acting_for(scope) + issuer
 
 
 def with_client(caller: str, request: Any) -> str:
@@ -248,6 +252,16 @@ def client_of(token: Any) -> str | None:
     if not isinstance(claims, Mapping) or not (name := claims.get("client_id") or claims.get("azp")):
         return None
     return credential_scope("client", str(name))  # RFC 9068, OpenID
+
+
+def _issuer(token: Any) -> str | None:
+    """Return a string that identifies the issuer of a JWT, or None.
+
+    Two issuers can give the same number to different users. A user who is a row of a table is the same for both.
+    """
+    claims = _claims(token) if isinstance(token, str) else getattr(token, "payload", token)
+    named = claims.get("iss") if isinstance(claims, Mapping) else None
+    return credential_scope("issuer", str(named)) if named else None
 
 
 def _claims(token: str) -> Any:

@@ -55,6 +55,11 @@ REPEATED = (str, int, float, bool, type(None), UUID, Decimal, date, datetime, ti
 CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+UNENCODED = re.compile(rb"[\x00-\x1f\"<]")
+"""What no form contains, because it is encoded there. JSON and XML do, and some views read them whatever the content
+type says: a form's parser would skip most of it."""
+LISTED = re.compile(r"^(?:\[[0-9]+\])+\.?")
+"""How the name of a field begins in a form that is a list, such as `[0]amount`."""
 NESTED = re.compile(r"[\[.]")
 """Where the name of a field ends in names such as `amounts[0]` and `amounts.total`."""
 JSON = re.compile(r"application/json|.*\+json")
@@ -154,7 +159,7 @@ def _parameters(named: tuple[tuple[str, str], ...], encoding: str | None, defaul
 
 def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any:
     """Return the parsed body if it is JSON or a form, else a hash of its bytes."""
-    if content_type == MULTIPART and request.method == "POST":
+    if content_type == MULTIPART and request.method == "POST" and _may_be_form(request):
         return _form(request, partial(_djangos_form, request))
     stream = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces it
     try:
@@ -176,7 +181,7 @@ def parsed_payload_of(request: HttpRequest, content_type: str, parsed: Callable[
     Args:
         parsed: returns the data from the framework's parser, or raises `Unparsable`.
     """
-    if content_type == MULTIPART:
+    if content_type == MULTIPART and _may_be_form(request):
         with suppress(Unparsable):  # without a parser for forms, `request.body` is read instead
             return _form(request, lambda: plain(parsed()))
     body: bytes | None = None
@@ -216,11 +221,18 @@ def _djangos_form(request: HttpRequest) -> Any:
     return form
 
 
+def _may_be_form(request: Any) -> bool:
+    """Return whether the body begins like a form. Of JSON or XML, a form's parser would skip most."""
+    return getattr(request, "_body", b"--").lstrip().startswith(b"--")
+
+
 def _patched(request: HttpRequest, body: bytes) -> Any:
     """Return the content of a multipart form that Django does not parse, because the method is not POST.
 
     The request keeps its own upload handlers, so the view can still read the form in its own way.
     """
+    if not _may_be_form(request):
+        raise Unparsable
     handlers = [MemoryFileUploadHandler(request), TemporaryFileUploadHandler(request)]
     try:
         fields, files = MultiPartParser(request.META, BytesIO(body), handlers, request.encoding).parse()
@@ -283,6 +295,8 @@ def _read_by_framework(content_type: str, body: bytes | None, data: Any) -> Any:
     """
     if content_type != FORM and not JSON.fullmatch(content_type):
         raise Unparsable
+    if content_type == FORM and body is not None and UNENCODED.search(body):
+        raise Unparsable
     if body is not None and (not data or len(body) > MAX_PARSED_BYTES):
         raise Unparsable  # some parsers return no data, and the view reads the body itself
     try:
@@ -300,6 +314,8 @@ def _value(content_type: str, body: bytes) -> Any:
             text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does
             return _DECODER.decode(text)
         if content_type == FORM:
+            if UNENCODED.search(body):
+                raise Unparsable
             body.decode()  # Django reads a body that isn't UTF-8 in another way
             # In latin-1 each byte is one character, so different bytes stay different regardless of the charset.
             return _by_name(parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"))
@@ -378,7 +394,7 @@ def selected(value: Any, names: Collection[str], *, form: bool = False) -> Any:
     """Return the chosen fields of a form or a JSON object, or of each object in a list.
 
     An object with none is kept whole. In a form, the REST framework reads a field `amounts` from `amounts[0]` and
-    `amounts.total`, too.
+    `amounts.total`, too, and a list of objects from `[0]amounts`.
     """
     if isinstance(value, list):
         return [selected(item, names, form=form) if isinstance(item, dict) else item for item in value]
@@ -386,5 +402,5 @@ def selected(value: Any, names: Collection[str], *, form: bool = False) -> Any:
         return value
     if form:
         names = {*names, *(name.encode().decode("latin-1") for name in names)}  # see `_value`
-    chosen = (name for name in value if name in names or (form and NESTED.split(name, 1)[0] in names))
+    chosen = (name for name in value if name in names or (form and NESTED.split(LISTED.sub("", name), 1)[0] in names))
     return {name: value[name] for name in chosen} or value
