@@ -152,15 +152,16 @@ def check_backends() -> Iterator[CheckMessage]:
 
 def check_urls() -> Iterator[CheckMessage]:
     """Check each protected route's options, and check that authentication runs before the protection."""
+    declared, contradictory = _declared()
     found = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
-        "django_idempotency.E007": _declared()[1],
+        "django_idempotency.E007": contradictory,
         "django_idempotency.E012": (problem for callback in _callbacks() for problem in _misspelled(callback)),
-        "django_idempotency.E017": _without_effect(),
+        "django_idempotency.E017": _without_effect(declared),
     }
     for id_, problems in found.items():
         yield from (Error(problem, id=id_) for problem in sorted({*problems}))
-    short = {f"{view}: ttl={options.ttl!r}" for view, options in _declared()[0] if options.outlived_by_gateways}
+    short = {f"{answers.view}: ttl={options.ttl!r}" for answers, options in declared if options.outlived_by_gateways}
     for place in sorted(short):
         yield Warning(
             f"{place} with a lease. After ttl the same key runs again, a gateway that still knows its "
@@ -168,68 +169,60 @@ def check_urls() -> Iterator[CheckMessage]:
             hint='Leave ttl out, which means 30 days, or pass late_keys="refuse".',
             id="django_idempotency.W009",
         )
-    leased = ((view, options.operation) for view, options in _declared()[0] if options.policy and not options.backend)
-    for view in sorted({view for view, operation in leased if operation is None}):
+    leased = ((answers.view, options) for answers, options in declared if options.policy and not options.backend)
+    for view in sorted({view for view, options in leased if options.operation is None}):
         yield Warning(
             f"{view} has a lease and no operation=. If its route is renamed, a retry runs again under the new name, "
             "with another derived key: the customer is charged twice.",
             hint='Pass operation="pay a basket", for example. For keys that exist already, see docs/operations.md.',
             id="django_idempotency.W015",
         )
-    for operation, views in _shared_operations():
+    for operation, views in _shared_operations(declared):
         yield Warning(
             f"operation={operation!r} belongs to {' and '.join(views)}. A key that one of them has used is answered by "
             "the others with its response, if the bodies and the URLs' arguments are equal.",
             hint="Pass each an operation= of its own; a viewset, in idempotency_actions or @action(idempotency=…).",
             id="django_idempotency.W018",
         )
-    if any(options.in_progress_status == 202 for _, options in _declared()[0]):
+    if any(options.in_progress_status == 202 for _, options in declared):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
 
 
-def _protected() -> Iterator[tuple[Answers, Declaration, Options]]:
-    """Yield the answers, declaration and options of each protected route, without those that E007 reports."""
-    for callback in _callbacks():
-        for answers in declarations_of(callback):
-            if answers.declaration is not None:
-                with suppress(IdempotencyConfigurationError):
-                    yield answers, answers.declaration, answers.declaration.options
-
-
-def _without_effect() -> Iterator[str]:
+def _without_effect(protected: Sequence[tuple[Answers, Options]]) -> Iterator[str]:
     """Describe declarations of which none of the declared methods is one that the view answers."""
     answered: dict[str, set[str]] = {}
     declared: dict[str, set[str]] = {}
-    for answers, declaration, options in _protected():
-        place = _declared_on(answers, declaration)
+    for answers, options in protected:
+        place = _declared_on(answers)
         if place is None or answers.method is None or answers.by_request:
             continue
         answered.setdefault(place, set()).add(answers.method)
         declared.setdefault(place, set()).update(options.methods)
     for place in answered:
         if not answered[place] & declared[place]:
-            methods, protected = sorted(answered[place]), sorted(declared[place])
+            methods, covered = sorted(answered[place]), sorted(declared[place])
             yield (
-                f"{place} answers {', '.join(methods)}, but its options protect {', '.join(protected)}: each retry "
+                f"{place} answers {', '.join(methods)}, but its options protect {', '.join(covered)}: each retry "
                 f"runs again. Pass methods={tuple(methods)!r}, or remove the options."
             )
 
 
-def _declared_on(answers: Answers, declaration: Declaration) -> str | None:
+def _declared_on(answers: Answers) -> str | None:
     """Return the name of the view, class or handler that sets its own options, or None if it only inherits some."""
+    declaration = cast(Declaration, answers.declaration)
     target = declaration.target
     if not isinstance(target, type) or declaration.layers[0] is not cast("Any", target).idempotency:
         return answers.view
     return dotted_name(target) if "idempotency" in vars(target) else None
 
 
-def _shared_operations() -> Iterator[tuple[str, tuple[str, ...]]]:
+def _shared_operations(protected: Sequence[tuple[Answers, Options]]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each `operation` of several views, with their names. A view may have several routes."""
     views: dict[tuple[str, str], set[str]] = {}
-    for answers, _, options in _protected():
+    for answers, options in protected:
         if options.operation is not None and not answers.by_request:
             for method in {*options.methods}.intersection(answers.methods()):
                 views.setdefault((options.operation, method), set()).add(answers.view)
@@ -244,7 +237,7 @@ def check_switches() -> Iterator[CheckMessage]:
         "IDEMPOTENCY['OBSERVE'] is True: each retry runs again.": observe,
         "IDEMPOTENCY['PAUSED'] is True: every request to a protected endpoint gets 503.": conf.paused is True,
     }
-    views = {view for view, options in _declared()[0] if options.observe and not observe}
+    views = {answers.view for answers, options in _declared()[0] if options.observe and not observe}
     found |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
     yield from (Warning(message, id="django_idempotency.W014") for message, applies in found.items() if applies)
 
@@ -266,15 +259,15 @@ def _misspelled(callback: Any) -> Iterator[str]:
             yield f"{name}.idempotency_actions names {action!r}, which nothing reads: name the handler, such as 'post'."
 
 
-def _declared() -> tuple[list[tuple[str, Options]], set[str]]:
-    """Each protected route's view and options, and the E007 messages about options that contradict each other."""
-    options: list[tuple[str, Options]] = []
+def _declared() -> tuple[list[tuple[Answers, Options]], set[str]]:
+    """Each protected route's answers and options, and the E007 messages about options that contradict each other."""
+    options: list[tuple[Answers, Options]] = []
     problems: set[str] = set()
     for callback in _callbacks():
         for answers in declarations_of(callback):
             if answers.declaration is not None:
                 try:
-                    options.append((answers.view, answers.declaration.options))
+                    options.append((answers, answers.declaration.options))
                 except IdempotencyConfigurationError as error:
                     problems.add(f"{answers.view}: {error}")
     return options, problems

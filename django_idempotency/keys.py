@@ -69,7 +69,6 @@ def from_header(name: str) -> KeyReader:
     Returns:
         A value for the `key` option.
     """
-
     KEY_HEADERS.add(name)
 
     def read(request: Any) -> str | None:
@@ -99,7 +98,7 @@ def caller_scope(request: Any) -> str:
     """
     from .engine.request import adapters  # settings.py may import this module before models are loaded
 
-    return adapters.caller_scope(request)
+    return adapters.scope_outside(request, default=True)
 
 
 def scope_of_request(request: Any) -> str:
@@ -120,7 +119,7 @@ def scope_of_request(request: Any) -> str:
     """
     from .engine.request import adapters  # as in `caller_scope`
 
-    return adapters.request_scope(request)
+    return adapters.scope_outside(request, default=False)
 
 
 def key_reference(key: str) -> str:

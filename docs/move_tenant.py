@@ -4,8 +4,8 @@
 2. Call `move`. Orders keep their ids, so ids must be unique among the shards.
 3. Change `SHARDS` in every process, and admit the tenant's requests.
 
-It moves the keys whose scope begins with the tenant. So must the scopes of `once` and `run_once`: a key that stays
-behind runs again on the target.
+It moves only keys whose scope begins with the tenant, so start the scopes of `once` and `run_once` with it, too. A key
+that stays behind runs again on the target.
 """
 
 from django.db import transaction

@@ -62,7 +62,8 @@ class RedisBackend(KeyValueBackend):
         """Return the redis-py client. Override this for a cluster or for Sentinel, and keep the same time limits."""
         limits = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "retry": Retry(NoBackoff(), 0)}
         client = redis.Redis.from_url(self.url, **limits)
-        client.connection_pool.connection_kwargs["decode_responses"] = False  # values are bytes, whatever the URL says
+        # A swap needs bytes, even if the URL asks for text.
+        client.connection_pool.connection_kwargs["decode_responses"] = False
         return client
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
@@ -76,8 +77,8 @@ class RedisBackend(KeyValueBackend):
         except redis.RedisError:
             raise
         except BaseException:
-            # A signal handler may raise it while an answer is on its way. The next swap on that connection would take
-            # it for its own, so no connection of this client is used again.
+            # A signal handler may have raised this before the answer was read. The next swap on the same connection
+            # would read that answer instead of its own, so this client's connections are not used again.
             self.client = self.connect()
             raise
 

@@ -101,14 +101,8 @@ def report_outcome(
             event = "unstored" if outcome.unstored else "completed"
             report(event, identity, using, backend=backend, resource=resource)
         case outcomes.Finished(reason=reason, resource=resource):
-            report(
-                "held" if outcome.held else "released",
-                identity,
-                using,
-                backend=backend,
-                reason=reason,
-                resource=resource,
-            )
+            event = "held" if outcome.held else "released"
+            report(event, identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
             # `report` drops everything after a colon, and a step's name may contain one.

@@ -55,7 +55,7 @@ def remember_calls(
     rows = IdempotencyKey.objects.using(store.alias).filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash)
 
     def enter() -> dict[str, Any]:
-        # A claim would take a completed key over once its `ttl` is over, and its work would be done a second time.
+        # Once a completed key's `ttl` has passed, a claim would take it over, and its work would be done again.
         done = locked(rows.filter(status=IdempotencyKey.Status.COMPLETED)).exists()
         claim = None if done else store.claim(wanted)
         if isinstance(claim, Claimed):

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from rest_framework.settings import api_settings
 
 from ..engine.conf import Options
-from ..engine.declare.wrappers import innermost
+from ..engine.declare.wrappers import dotted_name, innermost
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.adapters import Adapter
@@ -48,7 +48,7 @@ class RestFrameworkAdapter(Adapter):
         # Another authenticator can return the same string, in this view or in one with the same `operation`. Only
         # `request.auth` set by hand has no authenticator.
         found = request.successful_authenticator
-        named = "" if found is None else name_among(request.authenticators, dotted_class, found)
+        named = "" if found is None else name_among(request.authenticators, dotted_name, found)
         return authenticated_scope(request, named)
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
@@ -132,11 +132,6 @@ class RestFrameworkAdapter(Adapter):
         returned.accepted_media_type = renderer.media_type
         vars(returned)["renderer_context"] = context
         return returned
-
-
-def dotted_class(authenticator: Any) -> str:
-    kind = type(authenticator)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @contextmanager

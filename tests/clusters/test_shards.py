@@ -172,3 +172,12 @@ class TestMoving:
         with pytest.raises(RuntimeError, match="still at work"):
             moving.move("acme", source="north", target="south")
         assert (keys.count(), IdempotencyKey.objects.using("south").count()) == (1, 0)
+
+    def test_keys_whose_tenant_nobody_can_tell_stay(self, shop: Any, moving: Any) -> None:
+        """The scope of a long name is stored as a hash. Left behind, its payment would be made again."""
+        order(ACME)
+        keys = IdempotencyKey.objects.using("north")
+        keys.update(scope="scope:" + "0" * 64)
+        with pytest.raises(RuntimeError, match="whose scope is a hash"):
+            moving.move("acme", source="north", target="south")
+        assert (keys.count(), references("south")) == (1, [])

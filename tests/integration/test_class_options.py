@@ -19,22 +19,10 @@ from django_idempotency.engine.events import unprotected
 from django_idempotency.views import IdempotencyMixin
 from tests.http import replayed
 from tests.shopapp.models import Order
-from tests.views import answers, creates, paths, view_class
+from tests.views import Retrying, answers, creates, paths, view_class
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.test_class_options")]
-
-
-class Retrying(View):
-    """Sends the request again if the database ended the transaction, as it does in a deadlock."""
-
-    def dispatch(self, request: HttpRequest, *args: Any) -> Any:
-        for again in (True, False):
-            try:
-                return super().dispatch(request, again)
-            except OperationalError:
-                assert again
-        raise AssertionError("it fails once")
 
 
 class AsyncRetrying(View):

@@ -69,6 +69,8 @@ def run_atomically(
             else:
                 store.release(claim)
         attempt.end()
+        if finished.verdict is not Verdict.KEEP:
+            finished = replace(finished, held=attempt.is_held())
     except BaseException as error:
         try:
             attempt.roll_back()
@@ -80,9 +82,7 @@ def run_atomically(
         if not isinstance(outcome, Finished):
             return outcome
         finished, kept = _about(outcome, operation), False
-    if finished.verdict is not Verdict.KEEP:
-        return replace(finished, held=attempt.is_held())
-    if kept or finished.snapshot is None:
+    if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
         return finished
     # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is claimed
     # again. If another request has claimed it in the meantime, that request decides the outcome, as for any duplicate.
@@ -315,14 +315,14 @@ class _Attempt(NoBridgeAbove):
 
         Its writes and the claim have already been rolled back, unless the work ended its own transaction.
         """
-        store, wanted, answered = self.store, self.wanted, None
-        event = "held" if self.is_held() else "released"
+        held, answered = self.is_held(), None
         try:
             answered = work.answer(error)
         finally:
             if answered is None:
-                report(event, wanted.identity, store.alias, reason=describe(error))
-        return answered
+                event = "held" if held else "released"
+                report(event, self.wanted.identity, self.store.alias, reason=describe(error))
+        return None if answered is None else replace(answered, held=held)
 
     def is_held(self) -> bool:
         """Whether the claim was committed when the work ended its transaction. If so, every retry is refused."""

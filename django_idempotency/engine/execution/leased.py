@@ -343,8 +343,8 @@ class LeasedOperation(Operation):
             # The error may come not only from the step's function but also from COMMIT, which checks deferred
             # constraints.
             self._broke, self.resource = error, about
-            # If the step has a row by now, its changes may be committed, although its function, COMMIT or a callback of
-            # `on_commit` has raised. If nobody can say whether it has one, the step stays in doubt, too.
+            # If the step has a row by now, its changes may be committed, even though its function, COMMIT or a callback
+            # of `on_commit` has raised. The step also stays in doubt if the database can't be asked.
             with suppress(Error, ClaimLost, IdempotencyConfigurationError):
                 if not committed(self._store, what, partial(self._journal.has, self._claim, name)):
                     self._doubts.discard(name)

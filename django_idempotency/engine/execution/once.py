@@ -28,7 +28,7 @@ from ..protocol import outcomes
 from ..protocol.digests import Identity, digest, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Finished, Snapshot, Verdict
-from ..stores import alias_of
+from ..stores import alias_of, alias_unless_elsewhere
 from .atomic import run_atomically
 from .bridge import in_thread, synchronous
 from .claiming import claim_request, reached
@@ -101,7 +101,7 @@ def run_once(
         IdempotencyConfigurationError: an argument is invalid, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
-    backend, alias = resolved.backend, None if resolved.backend else alias_of(resolved)
+    backend, alias = resolved.backend, alias_unless_elsewhere(resolved)
     leased = resolved.mode == "leased"
     function, conf = _Function(work, resolved.reconcile, leased), get_settings()
     if conf.paused and conf.pauses():

@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from ..conf import get_settings
 from ..execution.bridge import synchronous
 from ..protocol.outcomes import Finished
-from .callers import default_scope, scope_of_request, user_scope
+from .callers import project_scope, user_scope
 from .calls import Call
 from .fingerprints import payload_of
 
@@ -120,15 +120,9 @@ def _registered(kind: type, module: str) -> Adapter | None:
     return None if path is None else import_string(path)
 
 
-def caller_scope(request: Any) -> str:
-    return default_scope(request, _caller_of(request))
-
-
-def request_scope(request: Any) -> str:
-    return scope_of_request(request, _caller_of(request))
-
-
-def _caller_of(request: Any) -> Callable[[Any], str | None]:
+def scope_outside(request: Any, *, default: bool) -> str:
+    """Return the scope of a request outside of the pipeline. See `project_scope`."""
     # The request of a Django Ninja operation that isn't protected is Django's own, but its callback is Ninja's.
     callback = getattr(getattr(request, "resolver_match", None), "func", None)
-    return adapter_of(request, getattr(request, RUNNING, None), callback).caller
+    adapter = adapter_of(request, getattr(request, RUNNING, None), callback)
+    return project_scope(request, adapter.caller, default=default)

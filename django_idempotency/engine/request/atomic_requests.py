@@ -25,7 +25,7 @@ from django.db import connections, transaction
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Options, place_of_keys
 from ..execution.bridge import NoBridgeAbove, in_thread
-from ..stores import alias_of
+from ..stores import alias_unless_elsewhere
 
 OPENED = "_idempotency_opened"
 """The attribute of Django's request while a whole view runs in the transaction that Django would have opened."""
@@ -48,14 +48,10 @@ class TakenOver(set[str]):
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """
-        return _alias_of_keys(place_of_keys(*self.layers()))
+        return alias_unless_elsewhere(place_of_keys(*self.layers()))
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
-
-
-def _alias_of_keys(options: Idempotency) -> str | None:
-    return None if options.backend else alias_of(options)
 
 
 def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -74,7 +70,7 @@ def as_django_would(request: Any, options: Options | None = None) -> AbstractCon
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver) and under_atomic_requests() and not hasattr(request, OPENED):
         alias = mark.alias()
-        if options is not None and alias == _alias_of_keys(options):
+        if options is not None and alias == alias_unless_elsewhere(options):
             return nullcontext()
         if alias and not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return transaction.atomic(using=alias)

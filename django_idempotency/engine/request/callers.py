@@ -62,17 +62,17 @@ def user_scope(request: Any) -> str | None:
         user = synchronous(auser)()
         if not is_authenticated(user):
             return None
-    scope = with_client(scope_of_user(user), request)
     issuer = None if isinstance(user, Model) else _issuer(getattr(request, "auth", None))
-    if issuer is None:
-        return scope
-    return f"{scope}+{issuer}" if scope.startswith("for:") else acting_for(scope) + issuer
+    return with_client(scope_of_user(user), request, issuer)
 
 
-def with_client(caller: str, request: Any) -> str:
-    """Return the caller's scope, combined with any OAuth client that acts on the caller's behalf in this request."""
-    client = _client(request)
-    return caller if client is None else acting_for(caller) + client
+def with_client(caller: str, request: Any, issuer: str | None = None) -> str:
+    """Return the caller's scope, combined with any OAuth client that acts on the caller's behalf in this request.
+
+    `issuer` is added to it for a user whom only the issuer of a token knows.
+    """
+    added = [part for part in (_client(request), issuer) if part is not None]
+    return acting_for(caller) + "+".join(added) if added else caller
 
 
 def scope_of(
@@ -103,10 +103,13 @@ def scope_of(
     return _credential(request, options) if found is None else found
 
 
-def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
-    """Return the scope that the request would have without the project's `scope=`.
+def project_scope(request: Any, caller: Callable[[Any], str | None], *, default: bool) -> str:
+    """Return the scope of a request to a protected view that has no `scope=` of its own.
 
     Inside a `scope=` function, the endpoint's `anonymous` option applies; elsewhere, the project-wide one does.
+
+    Args:
+        default: whether to ignore `IDEMPOTENCY["SCOPE"]`, as a `scope=` function must.
 
     Raises:
         IdempotencyConfigurationError: as `scope_of` does.
@@ -115,23 +118,10 @@ def default_scope(request: Any, caller: Callable[[Any], str | None]) -> str:
     """
     options = _asked_for.get()
     try:
-        return scope_of(request, options or resolve(), caller, default=True)
+        return scope_of(request, options or resolve(), caller, default=default)
     except Refused as refused:
         if options is not None:
             raise
-        raise PermissionDenied(refused.problem.detail) from refused
-
-
-def scope_of_request(request: Any, caller: Callable[[Any], str | None]) -> str:
-    """Return the scope of a request to a protected view that has no `scope=` of its own.
-
-    Raises:
-        IdempotencyConfigurationError: as `scope_of` does.
-        PermissionDenied: the caller cannot be told apart from others.
-    """
-    try:
-        return scope_of(request, resolve(), caller)
-    except Refused as refused:
         raise PermissionDenied(refused.problem.detail) from refused
 
 
@@ -248,8 +238,8 @@ def client_of(token: Any) -> str | None:
                 if any(name.endswith(CLIENTS) for name in names) and (client := _owner(token, field)) is not None:
                     return client
         return None
-    claims = _claims(token) if isinstance(token, str) else getattr(token, "payload", token)
-    if not isinstance(claims, Mapping) or not (name := claims.get("client_id") or claims.get("azp")):
+    claims = _claims(token)
+    if not (name := claims.get("client_id") or claims.get("azp")):
         return None
     return credential_scope("client", str(name))  # RFC 9068, OpenID
 
@@ -259,19 +249,21 @@ def _issuer(token: Any) -> str | None:
 
     Two issuers can give the same number to different users. A user who is a row of a table is the same for both.
     """
-    claims = _claims(token) if isinstance(token, str) else getattr(token, "payload", token)
-    named = claims.get("iss") if isinstance(claims, Mapping) else None
+    named = _claims(token).get("iss")
     return credential_scope("issuer", str(named)) if named else None
 
 
-def _claims(token: str) -> Any:
-    """Return the claims of a JWT without checking its signature, or None if the text is not a JWT."""
-    _, _, rest = token.partition(".")
-    payload, dot, _ = rest.partition(".")
-    try:
-        return json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4))) if dot else None
-    except (ValueError, RecursionError):
-        return None
+def _claims(token: Any) -> Mapping[str, Any]:
+    """Return the claims of a JWT: a text, whose signature is not checked, or an object. Other tokens have none."""
+    claims = getattr(token, "payload", token)
+    if isinstance(token, str):
+        _, _, rest = token.partition(".")
+        payload, dot, _ = rest.partition(".")
+        try:
+            claims = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4))) if dot else None
+        except (ValueError, RecursionError):
+            claims = None
+    return claims if isinstance(claims, Mapping) else {}
 
 
 def _owner(row: Model, field: Any) -> str | None:

@@ -82,17 +82,18 @@ def _settle(call: ViewCall, store: Store, wanted: ClaimRequest, claim: Claimed, 
 
 def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
     """Run a function in its own transaction. If one is already open, use a savepoint so that errors cannot break it."""
-
     return safely(partial(atomically, store.alias, work))
 
 
 def _log(call: ViewCall, met: object, wanted: ClaimRequest | None = None) -> None:
-    what = ""
     if isinstance(met, Problem):
         what = f"refused with {met.status}: {met.title}"
-    elif isinstance(met, Completed) or met is CONTINUED:
-        what = "replayed" if isinstance(met, Completed) else CONTINUED
-    if what:
-        key = "" if wanted is None else f" (key {wanted.identity.reference})"
-        with harmless():
-            logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)
+    elif isinstance(met, Completed):
+        what = "replayed"
+    elif met is CONTINUED:
+        what = CONTINUED
+    else:
+        return
+    key = "" if wanted is None else f" (key {wanted.identity.reference})"
+    with harmless():
+        logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)

@@ -30,7 +30,7 @@ from ..execution.leased import run_leased
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Refusal, Unavailable
-from ..stores import alias_of
+from ..stores import alias_of, alias_unless_elsewhere
 from . import problems
 from .callers import scope_of, warn_of_scheme
 from .fingerprints import fingerprint_of
@@ -132,7 +132,6 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     if (event := UNUSABLE.get(problem.code)) is not None:
-        backend = call.options.backend
-        alias = None if backend else alias_of(call.options)
-        report(event, identify(scope="", operation=call.operation_name(), key=""), alias, backend=backend)
+        unknown = identify(scope="", operation=call.operation_name(), key="")
+        report(event, unknown, alias_unless_elsewhere(call.options), backend=call.options.backend)
     return call.adapter.deliver(call, problems.respond(call.request, problem), replayed=False)

@@ -15,7 +15,7 @@ from ...models import IdempotencyKey
 from ..conf import Idempotency, resolve
 from .store import RunningTransaction, Store
 
-__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "opening", "store_for"]
+__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "alias_unless_elsewhere", "opening", "store_for"]
 
 _STORES = {
     "PostgreSQL": "postgresql.PostgreSQLStore",
@@ -33,6 +33,11 @@ UNTESTED = ("TiDB", "Vitess")
 def alias_of(options: Idempotency) -> str:
     """Return the alias of the database that stores the keys: the `using` option, or the database routers' choice."""
     return options.using or router.db_for_write(IdempotencyKey)
+
+
+def alias_unless_elsewhere(options: Idempotency) -> str | None:
+    """Return the alias as `alias_of` does, or None if the keys are in a `backend`."""
+    return None if options.backend else alias_of(options)
 
 
 def alias_for(using: str | None) -> str:

@@ -110,8 +110,9 @@ class Seen:
     @property
     def expired(self) -> bool:
         """Whether a request with the key counts as new. A key in progress or in need of attention never expires."""
-        status, failed = self.row.status, self.row.status == Status.FAILED and self.row.attention_at is None
-        return self.row.expires_at <= self.now and (status == Status.COMPLETED or failed)
+        row = self.row
+        may_expire = row.status == Status.COMPLETED or (row.status == Status.FAILED and row.attention_at is None)
+        return may_expire and row.expires_at <= self.now
 
     @property
     def state(self) -> State:
