@@ -18,6 +18,8 @@ from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, eventually, gunicorn
 
 AT_ONCE = 4
+COLUMNS = "status", "attempt", "locked_until", "unknown", "effects", "attention_at", "created_at", "updated_at"
+"""Of the row of a client that waited in vain."""
 
 
 @contextmanager
@@ -42,6 +44,8 @@ class Retrying:
     def __init__(self, client: httpx.Client, path: str) -> None:
         self.client, self.path, self.key = client, path, str(uuid4())
         self.failures = 0
+        self.heard = "nothing"
+        """The last answer, or why there was none."""
 
     def send(self, **headers: str) -> httpx.Response:
         always = {"Idempotency-Key": self.key, "X-Reference": self.key}
@@ -60,15 +64,22 @@ class Retrying:
         def attempt() -> httpx.Response | None:
             try:
                 answer = self.send()
-            except httpx.TransportError:
+            except httpx.TransportError as error:
                 self.failures += 1
+                self.heard = repr(error)
                 return None
+            self.heard = f"{answer.status_code} {answer.text[:500]}"
             if unknown and "unknown" in answer.text:
                 unknown()
             self.failures += answer.status_code >= 500
             return None if answer.status_code == 409 or answer.status_code >= 500 else answer
 
-        answer: httpx.Response = eventually("a final answer", attempt)
+        try:
+            answer: httpx.Response = eventually("a final answer", attempt)
+        except AssertionError as error:
+            rows = IdempotencyKey.objects.filter(key=self.key).values(*COLUMNS)
+            error.add_note(f"{self.path}, {self.failures} failures, the last answer: {self.heard}\nrow: {list(rows)}")
+            raise
         return answer
 
 
