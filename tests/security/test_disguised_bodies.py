@@ -17,6 +17,7 @@ from tests.shopapp.models import Order
 pytest.importorskip("rest_framework")
 pytest.importorskip("ninja")
 from ninja import NinjaAPI, Schema
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.response import Response
 from rest_framework.serializers import IntegerField, Serializer
 from rest_framework.views import APIView
@@ -74,7 +75,15 @@ def reads_a_list(request: Any) -> Response:
     return Response([dict(item) for item in items.validated_data], status=201)
 
 
+class Signed(BaseAuthentication):
+    """Reads the body, as those do that verify a signature of it."""
+
+    def authenticate(self, request: Any) -> None:
+        assert request._request.body
+
+
 raw = view_class(IdempotencyMixin, APIView, post=lambda request: reads_json(request._request))
+signed = type("Verified", (raw,), {"authentication_classes": [Signed]})
 listed = view_class(IdempotencyMixin, APIView, post=reads_a_list, idempotency={"fingerprint": NAMES})
 urlpatterns = [
     path("plain", idempotent(reads_json)),
@@ -83,6 +92,7 @@ urlpatterns = [
     path("ninja", api()),
     path("ninja-names", api(fingerprint=NAMES)),
     path("raw", raw.as_view()),
+    path("signed", signed.as_view()),
     path("listed", listed.as_view()),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -106,7 +116,7 @@ def test_nobody_gets_more_than_was_charged() -> None:
     assert (CHARGED, Order.objects.exists()) == ([1], False)
 
 
-@pytest.mark.parametrize(("url", "method"), [("/ninja", "POST"), ("/plain", "PATCH")])
+@pytest.mark.parametrize(("url", "method"), [("/ninja", "POST"), ("/signed", "POST"), ("/plain", "PATCH")])
 def test_json_in_a_multipart_form_is_compared_as_a_whole(url: str, method: str) -> None:
     found = statuses(url, IN_PARTS % 1, IN_PARTS % 100, content_type=MULTIPART, method=method)
     assert found == [201, 422]
