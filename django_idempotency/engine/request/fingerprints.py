@@ -112,7 +112,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
-        address = request.get_full_path() if options.operation is None else f"{target}?{query}"
+        address = request.get_full_path() if target == request.path else f"{target}?{query}"
         return digest("custom 2", method, address, value)
     content_type = (request.content_type or "").lower()
     payload = read(asked_with, options, content_type)
