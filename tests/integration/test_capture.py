@@ -62,8 +62,9 @@ urlpatterns = paths(
 def test_a_cookie_is_a_credential(post: Post, settings: Any, stored: bool) -> None:
     """It is neither stored nor replayed, also if the view has set the header by hand. STORE_COOKIES opts in."""
     settings.IDEMPOTENCY = {"STORE_COOKIES": stored}
-    by_hand = {"X-Headers": json.dumps({"Set-Cookie": "byhand=1; Path=/"})}
+    by_hand = {"X-Headers": json.dumps({"Set-Cookie": "byhand=1; Path=/", "X-Other": "kept"})}
     first, second = (post("/mirror", headers=by_hand) for _ in range(2))
+    assert second.headers["X-Other"] == "kept"
     assert (first.headers["Set-Cookie"], set(first.cookies)) == ("byhand=1; Path=/", {"secret"})
     assert "Set-Cookie" not in second.headers
     assert set(second.cookies) == ({"secret", "byhand"} if stored else set())

@@ -7,6 +7,7 @@ from threading import Event, Timer
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -76,3 +77,16 @@ def test_no_waiting_delivery_starts_once_the_endpoints_are_paused(settings: Any)
     held = once(scope="tasks", key=str, operation="held", lease=30)(breaks)
     with pytest.raises(OperationInProgress):
         held("7")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inside_a_transaction_no_delivery_waits(settings: Any) -> None:
+    """It would hold the caller's locks all the time. Who waits asks again whether the endpoints are paused."""
+    create_key("7", scope="tasks", operation="held", status="in_progress")
+    IdempotencyKey.objects.update(locked_until=timezone.now() + timedelta(seconds=20))
+    asked: list[bool] = []
+    settings.IDEMPOTENCY = {"PAUSED": lambda: bool(asked.append(True))}
+    held = once(scope="tasks", key=str, operation="held")(breaks)
+    with transaction.atomic(), pytest.raises(OperationInProgress):
+        held("7")
+    assert asked == [True]

@@ -21,6 +21,7 @@ from django_idempotency import (
 )
 from django_idempotency.maintenance import half_done, in_doubt, needs_attention, record_outcome, remember_calls
 from django_idempotency.models import IdempotencyStep
+from tests.at_rest import OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
 from tests.shopapp.models import Order
@@ -270,6 +271,12 @@ class TestALostValue:
         assert (row().status, needs_attention().count(), Order.objects.get().reference) == ("completed", 0, "found")
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def _at_rest(request: pytest.FixtureRequest, settings: Any) -> None:
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]} if request.param else {}
+
+
+@pytest.mark.usefixtures("_at_rest")
 def test_reconcile_sees_a_lost_value_and_enters_it(post: Post) -> None:
     """By `operation.call`; the view goes on, and the key completes."""
     GATEWAY.result = lambda key: object()
@@ -299,6 +306,7 @@ def test_a_value_that_reconcile_cannot_store_either_stays_lost(post: Post) -> No
     assert (GATEWAY.calls, half_done().count(), IdempotencyStep.objects.get().result) == (1, 1, None)
 
 
+@pytest.mark.usefixtures("_at_rest")
 def test_a_lost_value_is_remembered_like_the_result_of_a_call() -> None:
     """`remember_calls` enters it; one that is known stays as it is."""
     with pytest.raises(ResultNotStorable):
