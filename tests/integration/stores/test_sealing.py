@@ -17,6 +17,7 @@ from django_idempotency.engine.protocol.digests import digest
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Mismatched
 from django_idempotency.engine.stores import store_for
 from django_idempotency.engine.stores.sealing import seal
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_rest import NEW, OLD, everything
@@ -149,6 +150,8 @@ class TestAtRest:
         record_outcome(pay_key, "charge", {"charge": "ch_s3cret"})
         close_with(hooked_key, replace(SNAPSHOT, headers=(("X-Closed", "s3cret"),), body=b"s3cret"))
         assert b"s3cret" not in everything()
+        pay_key.refresh_from_db()
+        assert ["tests.leases.Broken" in made.steps[0]["error"] for made in decisions_of(pay_key)] == [True]
         assert post("/pay/hold").json()["charge"] == "ch_s3cret"
         assert post("/hooked/hold").content == b"s3cret"
 
