@@ -242,7 +242,7 @@ class TestLeased:
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
             release_for_retry(row())
 
-    def test_each_event_names_the_resource(self, caplog: Log) -> None:
+    def test_each_event_names_the_resource_and_the_database(self, caplog: Log) -> None:
         """What the work refers to is told from the release on: of atomic mode, of the retry and of a replay."""
         caplog.set_level(logging.INFO, "django_idempotency")
 
@@ -265,6 +265,7 @@ class TestLeased:
         assert [(event["event"], event["resource"]) for event in events] == [
             ("claimed", None), ("released", order), ("held", order), ("held", order), *of_the_retry
         ]  # fmt: skip
+        assert {(event["using"], event["backend"]) for event in events} == {("default", None)}
         assert levels(caplog, "held") == ["ERROR", "INFO"]
 
 
