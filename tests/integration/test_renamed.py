@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from io import StringIO
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,13 @@ from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import path, reverse
+from django.utils import timezone
 
 from django_idempotency import get_operation, idempotent
 from django_idempotency.checks import check_databases, check_urls
 from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.maintenance.renamed import operations_without_a_route
+from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.expired import without_tables
 from tests.leases import Broken
@@ -196,6 +199,16 @@ def test_an_endpoint_has_a_route_for_each_language(stored: str, listed: list[str
         assert operations_without_a_route() == listed
         with override_settings(IDEMPOTENCY={"ENABLED": False}):
             assert operations_without_a_route() == []
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_key_that_needs_attention_is_looked_for_in_its_own_database() -> None:
+    """It never expires."""
+    create_key("k", operation="POST gone/", status="failed", using="other")
+    past = timezone.now() - timedelta(days=1)
+    IdempotencyKey.objects.using("other").update(unknown=1, attention_at=past, expires_at=past)
+    with deployed():
+        assert [operations_without_a_route(using=alias) for alias in ("default", "other")] == [[], ["POST gone/"]]
 
 
 @pytest.mark.django_db
