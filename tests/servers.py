@@ -31,12 +31,13 @@ PLAIN: dict[str, Any] = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "tim
 http_get, http_post = partial(httpx.get, **PLAIN), partial(httpx.post, **PLAIN)
 
 
-def eventually(what: str, probe: Callable[[], Any]) -> Any:
+def eventually(what: str, probe: Callable[[], Any], *, pause: float = 0.01) -> Any:
+    """What `probe` returns, once that is true. It is asked again after `pause` seconds."""
     deadline = time.monotonic() + DEADLINE
     while not (value := probe()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {DEADLINE} seconds in vain: {what}")
-        time.sleep(0.01)  # between two looks, not instead of one
+        time.sleep(pause)  # between two looks, not instead of one
     return value
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -30,10 +31,15 @@ class TestServer:
     def _installed(self) -> None:
         pytest.importorskip("rest_framework")  # the test server's other views need it
 
-    def test_a_client_that_disconnects_cancels_the_work(self, key: str) -> None:
+    @pytest.fixture(scope="class")
+    def url(self, django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+        with django_db_blocker.unblock(), uvicorn() as url:
+            yield url
+
+    def test_a_client_that_disconnects_cancels_the_work(self, url: str, key: str) -> None:
         """Rolled back, the key is free, and no connection stays behind in a transaction."""
         headers = {"Idempotency-Key": key}
-        with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        with httpx.Client(base_url=url, timeout=DEADLINE) as client:
             with sent(url, "/async", {**headers, "X-Forever": "1"}):
                 eventually("the view to have written", lambda: _in_a_transaction_after("shopapp_order"))
             eventually("the transaction to end", lambda: not _open_transactions())
@@ -44,26 +50,25 @@ class TestServer:
         assert Order.objects.count() == 1
 
     @pytest.mark.parametrize("path", ["/async", "/async/leased", "/async/class"])
-    def test_fifty_duplicates_make_one_order(self, key: str, path: str) -> None:
+    def test_fifty_duplicates_make_one_order(self, url: str, key: str, path: str) -> None:
         """On uvicorn: one first-hand answer, replays and conflicts beside it, and one call where there is one."""
 
-        async def storm(url: str) -> list[httpx.Response]:
+        async def storm() -> list[httpx.Response]:
             async with httpx.AsyncClient(timeout=DEADLINE) as client:
                 send = [client.post(f"{url}{path}", json={}, headers={"Idempotency-Key": key}) for _ in range(50)]
                 return await asyncio.gather(*send)
 
-        with uvicorn() as url:
-            answers = asyncio.run(storm(url))
+        answers = asyncio.run(storm())
         assert {a.status_code for a in answers} <= {201, 409}
         assert Counter(a.headers["Idempotency-Replayed"] for a in answers if a.status_code == 201)["false"] == 1
         assert Order.objects.count() == 1
         assert Ledger.objects.count() == (path == "/async/leased")
 
     @pytest.mark.parametrize("place", ["call", "write"])
-    def test_a_client_that_disconnects_releases_a_leased_key(self, key: str, place: str) -> None:
+    def test_a_client_that_disconnects_releases_a_leased_key(self, url: str, key: str, place: str) -> None:
         """Not after its hour: the call is finished first, the write is rolled back at once, the retry goes on."""
         headers = {"Idempotency-Key": key}
-        with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        with httpx.Client(base_url=url, timeout=DEADLINE) as client:
             with sent(url, "/async/leased", {**headers, "X-Hang": place}):
                 # What a write has written is for nobody else to see yet, but its connection can be seen.
                 in_a_call = Ledger.objects.filter(entry__startswith="call").exists
@@ -87,7 +92,10 @@ class TestServer:
         assert calls.count() == 1
 
     def test_a_client_that_disconnects_before_the_view_runs(self, key: str) -> None:
-        """While its request waits for the claim: the view is not started for nobody, and the key stays free."""
+        """While its request waits for the claim: the view is not started for nobody, and the key stays free.
+
+        The server is new: that a worker has a connection shows that the request asks.
+        """
         mine = a_claim(scope="anonymous", operation="POST async/wait", key=key)
         with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:
             with transaction.atomic():
@@ -101,10 +109,10 @@ class TestServer:
             assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
             assert client.post("/async/wait", json={}, headers={"Idempotency-Key": key}).status_code == 201
 
-    def test_the_event_loop_goes_on(self, key: str) -> None:
+    def test_the_event_loop_goes_on(self, url: str, key: str) -> None:
         """While twenty requests hang in their work, others of the same process are answered."""
 
-        async def crowd(url: str) -> bool:
+        async def crowd() -> bool:
             async with httpx.AsyncClient(timeout=DEADLINE) as client:
                 hanging = [
                     asyncio.create_task(
@@ -126,10 +134,9 @@ class TestServer:
                 await asyncio.gather(*hanging)
                 return still
 
-        with uvicorn() as url:
-            assert async_to_sync(crowd)(url)
-            assert IdempotencyKey.objects.filter(status="completed").count() == 20
-            assert not _open_transactions()
+        assert async_to_sync(crowd)()
+        assert IdempotencyKey.objects.filter(status="completed").count() == 20
+        assert not _open_transactions()
 
 
 @contextmanager

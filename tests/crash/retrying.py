@@ -75,7 +75,7 @@ class Retrying:
             return None if answer.status_code == 409 or answer.status_code >= 500 else answer
 
         try:
-            answer: httpx.Response = eventually("a final answer", attempt)
+            answer: httpx.Response = eventually("a final answer", attempt, pause=0.1)
         except AssertionError as error:
             rows = IdempotencyKey.objects.filter(key=self.key).values(*COLUMNS)
             error.add_note(f"{self.path}, {self.failures} failures, the last answer: {self.heard}\nrow: {list(rows)}")

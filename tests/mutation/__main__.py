@@ -18,8 +18,9 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from mutmut import __main__ as mutmut
 from mutmut.configuration import config
@@ -37,6 +38,11 @@ class Break(NamedTuple):
     @property
     def function(self) -> str:
         return self.name.rpartition(".")[2]
+
+    @property
+    def original(self) -> str:
+        """The name of the function as it was."""
+        return f"{self.function.partition('__mutmut_')[0]}__mutmut_orig"
 
     @property
     def part(self) -> str:
@@ -60,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="so many breaks, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="of that choice, and of the functions of --clean")
     parser.add_argument("--tests", nargs="+", default=config().pytest_add_cli_args_test_selection, help="other tests")
-    parser.add_argument("--trace", type=Path, help="where to keep which tests call what, for another run of this code")
+    parser.add_argument("--trace", type=Path, help="where to keep which tests run what, for another run of this code")
     parser.add_argument("--seconds", type=int, default=60, help="of tests for each break")
     parser.add_argument("--clean", type=int, default=5, help="runs of each process without a break, which must pass")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with an embedded PostgreSQL of its own")
@@ -85,7 +91,7 @@ def make(only: list[str] | None, names: list[str], jobs: int) -> list[Break]:
 
 
 class _WithoutWords(ast.NodeTransformer):
-    """A text with a space is words; one without may be the code of a problem, which decides."""
+    """Without the words of errors. A text without a space may be the code of a problem, which decides."""
 
     def visit_Raise(self, node: ast.Raise) -> ast.Raise:
         for inner in ast.walk(node):
@@ -94,18 +100,40 @@ class _WithoutWords(ast.NodeTransformer):
         return node
 
 
-def words(breaks: list[Break]) -> set[Break]:
-    """Those that only change the words of an error: without them, the broken function is the original one."""
-    code = {}
-    for path in {one.path for one in breaks}:
-        for node in ast.walk(_WithoutWords().visit(ast.parse((MUTANTS / path).read_text()))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                code[path, node.name] = [ast.dump(part) for part in (node.args, *node.body)]
+class Source:
+    """A module with its original functions and the broken ones."""
 
-    def original(function: str) -> str:
-        return f"{function.partition('__mutmut_')[0]}__mutmut_orig"
+    def __init__(self, path: Path) -> None:
+        text = Path(MUTANTS, path).read_text()
+        self.lines = text.splitlines()
+        self.functions = functions_of(ast.parse(text))
+        without_words = functions_of(_WithoutWords().visit(ast.parse(text)))
+        self.code = {name: [ast.dump(part) for part in (f.args, *f.body)] for name, f in without_words.items()}
 
-    return {one for one in breaks if code[one.path, one.function] == code[one.path, original(one.function)]}
+    def changes_only_words(self, one: Break) -> bool:
+        return self.code[one.function] == self.code[one.original]
+
+    def statement(self, one: Break) -> list[int]:
+        """The lines of the innermost statement that is broken, in the original function; none if it is not inside."""
+        original, broken = self.functions[one.original], self.functions[one.function]
+        before, after = (self.lines[f.lineno : f.end_lineno] for f in (original, broken))  # without the names
+        same = next((n for n, lines in enumerate(zip_longest(before, after)) if lines[0] != lines[1]), -1)
+        line = original.lineno + 1 + same
+        statements = [node for node in ast.walk(original) if isinstance(node, ast.stmt)]
+        innermost = max((s for s in statements if s.lineno <= line <= last_line(s)), key=lambda s: s.lineno)
+        if innermost is original:
+            return []
+        block = getattr(innermost, "body", None)
+        header = block and line < block[0].lineno  # of an `if`, a `with`: its block may not run
+        return [*range(innermost.lineno, block[0].lineno if header else last_line(innermost) + 1)]
+
+
+def functions_of(module: ast.AST) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {f.name: f for f in ast.walk(module) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def last_line(statement: ast.stmt) -> int:
+    return cast(int, statement.end_lineno)
 
 
 def pytest(*options: str) -> subprocess.Popen[bytes]:
@@ -131,15 +159,16 @@ def main() -> int:
     breaks = make(options.part, options.names, options.jobs)
     if options.limit is not None:
         breaks = random.Random(options.seed).sample(breaks, min(options.limit, len(breaks)))
-    left_out = words(breaks)
-    chosen = [one.name for one in breaks if one not in left_out]
+    sources = {path: Source(path) for path in {one.path for one in breaks}}
+    left_out = {one for one in breaks if sources[one.path].changes_only_words(one)}
+    chosen = [(one.name, sources[one.path].statement(one)) for one in breaks if one not in left_out]
     trace = (options.trace or MUTANTS / "trace.json").absolute()
     traced = 0 if trace.exists() else pytest(f"--write-trace={trace}", *options.tests).wait()
     if traced > 1:  # 1: a test has failed, and sees no break. The others can.
         return traced
     running = []
     for job in range(options.jobs):
-        Path(MUTANTS, f"breaks-{job}.json").write_text(json.dumps(chosen[job :: options.jobs]))
+        Path(MUTANTS, f"breaks-{job}.json").write_text(json.dumps(dict(chosen[job :: options.jobs])))
         what = f"--read-trace={trace}", f"--breaks=breaks-{job}.json"
         check = f"--seconds={options.seconds}", f"--clean={options.clean}", f"--seed={options.seed + job}"
         running.append(pytest(*what, *check, *options.tests))

@@ -1,25 +1,27 @@
-"""A pytest plugin that forks its process for each break, once to see which tests call which function."""
+"""A pytest plugin that first notes which tests run which lines, and then forks its process for each break."""
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import suppress
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
+from types import CodeType
 from typing import Any, NoReturn
 
 import psutil
 import pytest
 from django.db import DatabaseError, connections
 from mutmut.mutation.trampoline import set_mutant_under_test
-from mutmut.state import state
 from pytest_django.plugin import blocking_manager_key
 
 PATIENCE = 60
@@ -31,9 +33,9 @@ DID_NOT_END = "seen by a test that did not end"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mutation")
-    group.addoption("--write-trace", help="run the tests, and write to this file which functions each one calls")
+    group.addoption("--write-trace", help="run the tests, and write to this file which lines each one runs")
     group.addoption("--read-trace", help="that file, for --breaks")
-    group.addoption("--breaks", help="a file with the names of breaks, for each of which to run the tests")
+    group.addoption("--breaks", help="a file with breaks, for each of which to run the tests")
     group.addoption("--seconds", type=int, default=60, help="of tests for each break")
     group.addoption("--clean", type=int, default=0, help="as many runs without a break come first")
     group.addoption("--seed", type=int, default=0, help="of the choice of functions for --clean")
@@ -60,29 +62,62 @@ def function_of(name: str) -> str:
     return name.partition("__mutmut_")[0]
 
 
+def commits(test: pytest.Item) -> bool:
+    """Whether it isn't in a transaction that is rolled back."""
+    marker = test.get_closest_marker("django_db")
+    return marker is None or bool(marker.args or marker.kwargs)
+
+
 class Tracing:
-    """Which test calls which function, and how long each test takes."""
+    """Which test runs which lines of the functions that can be broken, and how long each test takes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.functions: dict[CodeType, str] = {}
+        """The name of the function that each piece of code is of."""
+        self.lines: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        """The numbers of the tests that run a line of a function."""
         self.seconds: dict[str, float] = {}
-        self.tests: dict[str, list[str]] = defaultdict(list)
-        set_mutant_under_test("stats")  # each function that can be broken notes its calls
+        self.run: set[tuple[str, int]] = set()
+        """What the current test has run."""
+
+    def pytest_collection_finish(self) -> None:
+        sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "mutation")
+        sys.monitoring.register_callback(sys.monitoring.COVERAGE_ID, sys.monitoring.events.LINE, self.note)
+        for path in Path("django_idempotency").rglob("*.py"):
+            if "__mutmut_orig" in path.read_text():
+                module = import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+                for name, made in vars(module).items():
+                    if name.startswith("mutants_"):
+                        self.monitor(
+                            made["_mutmut_orig"].__code__, f"{module.__name__}.{name[8:]}".removesuffix("__mutmut")
+                        )
+
+    def monitor(self, code: CodeType, function: str) -> None:
+        self.functions[code] = function
+        sys.monitoring.set_local_events(sys.monitoring.COVERAGE_ID, code, sys.monitoring.events.LINE)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):  # a function inside of it
+                self.monitor(constant, function)
+
+    def note(self, code: CodeType, line: int) -> Any:
+        self.run.add((self.functions[code], line))
+        return sys.monitoring.DISABLE  # until the next test
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        called = state()._stats
-        called.clear()
+        self.run.clear()
+        sys.monitoring.restart_events()
         since, failed = monotonic(), item.session.testsfailed
         result = yield
         if item.session.testsfailed == failed:
             self.seconds[item.nodeid] = monotonic() - since
-            for function in called:
-                self.tests[function].append(item.nodeid)
+            for function, line in self.run.copy():
+                self.lines[function][line].append(len(self.seconds) - 1)
         return result
 
     def pytest_sessionfinish(self) -> None:
-        self.path.write_text(json.dumps({"seconds": self.seconds, "tests": self.tests}))
+        self.path.write_text(json.dumps({"seconds": self.seconds, "lines": self.lines}))
 
 
 class Breaking:
@@ -90,14 +125,22 @@ class Breaking:
 
     def __init__(self, session: pytest.Session, trace: Path, breaks: Path) -> None:
         set_mutant_under_test("")
-        self.seconds, self.tests = json.loads(trace.read_text()).values()
-        self.breaks: list[str] = json.loads(breaks.read_text())
+        traced = json.loads(trace.read_text())
+        self.seconds: dict[str, float] = traced["seconds"]
+        self.lines: dict[str, dict[str, list[int]]] = traced["lines"]
+        self.breaks: dict[str, list[int]] = json.loads(breaks.read_text())
+        """The lines of the statement that each one changes, in the original function; none: the whole function."""
         self.outcomes, self.output = breaks.with_suffix(".outcomes"), breaks.with_suffix(".output").absolute()
         self.session = session
         self.database_access = session.config.stash[blocking_manager_key].unblock
         self.seconds_each: int = session.config.getoption("seconds")
         self.copies = 0
         """The number of the last copy of the database."""
+        self.is_used = True
+        """Whether a test may have left something in it."""
+        self.seen: Counter[tuple[str, str]] = Counter()
+        """How many breaks of a function, or of a module, a test has seen."""
+        self.seen_by, self.sees = multiprocessing.Pipe(duplex=False)
 
     def pytest_collection_finish(self) -> None:
         self.items = {item.nodeid: item for item in self.session.items}
@@ -112,6 +155,7 @@ class Breaking:
 
         with self.database_access():
             made = setup_databases(verbosity=0, interactive=False, serialized_aliases=())
+        gc.freeze()  # or each process copies most of the memory as it collects
         self.demand_that_nothing_fails()
         with self.outcomes.open("w", buffering=1) as outcomes:
             for name in self.breaks:
@@ -127,7 +171,7 @@ class Breaking:
     def demand_that_nothing_fails(self) -> None:
         """Else a test that fails now and then would see breaks by chance."""
         option = self.session.config.getoption
-        functions = sorted({function_of(name) for name in self.breaks} & self.tests.keys())
+        functions = sorted({function_of(name) for name in self.breaks} & self.lines.keys())
         for function in random.Random(option("seed")).sample(functions, min(option("clean"), len(functions))):
             outcome = self.outcome(f"{function}__mutmut_none")  # there is no such break
             if not outcome.startswith("survived"):
@@ -135,20 +179,21 @@ class Breaking:
                 pytest.exit(f"The tests of {function}, without a break: {outcome}\n{output}", returncode=1)
 
     def outcome(self, name: str) -> str:
-        """Run the tests of a break in a process of their own, until one fails.
-
-        First are those named after its module, then the quickest: nearly all tests call some functions.
-        """
-        module, _, _ = function_of(name).rpartition(".")
-        named = f"/test_{module.rpartition('.')[2]}"
-        tests = sorted(self.tests.get(function_of(name), ()), key=lambda test: (named not in test, self.seconds[test]))
+        """Run the tests of a break in a process of their own, until one fails."""
+        tests = self.tests(name)
         if not tests:
             return "not run by a test"
-        with self.database_access():
-            self.copy_databases()
+        if self.is_used:
+            with self.database_access():
+                self.copy_databases()
         process = multiprocessing.get_context("fork").Process(target=self.run, args=[name, tests])
         process.start()
         process.join(self.seconds_each + PATIENCE)
+        self.is_used = process.exitcode not in OUTCOMES
+        if self.seen_by.poll():
+            test = self.seen_by.recv()
+            self.seen.update([(function_of(name), test), (function_of(name).rpartition(".")[0], test)])
+            self.is_used |= commits(self.items[test])
         if process.exitcode is None:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
             for member in family:
@@ -157,6 +202,21 @@ class Breaking:
             process.join()
             return DID_NOT_END
         return OUTCOMES.get(process.exitcode, f"seen, as the process ended with status {process.exitcode}")
+
+    def tests(self, name: str) -> list[str]:
+        """Those that run the statement which is broken: first those that have seen most for the time they take."""
+        function = function_of(name)
+        module, _, _ = function.rpartition(".")
+        named = f"/test_{module.rpartition('.')[2]}"
+        lines = self.lines.get(function, {})
+        broken = {str(line) for line in self.breaks.get(name, ())} or lines.keys()
+
+        def rank(test: str) -> tuple[float, bool, float]:
+            seen = 3 * self.seen[function, test] + self.seen[module, test]
+            return (-seen / (self.seconds[test] + 0.1), named not in test, self.seconds[test])
+
+        names = [*self.seconds]
+        return sorted({names[test] for line in broken for test in lines.get(line, ())}, key=rank)
 
     def run(self, name: str, tests: list[str]) -> NoReturn:
         """The process of a break."""
@@ -171,8 +231,12 @@ class Breaking:
         since, status = monotonic(), 0
         for item, following in pairwise([*items, None]):
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            if self.session.testsfailed or monotonic() - since > self.seconds_each:
-                status = 1 if self.session.testsfailed else 2
+            if self.session.testsfailed:
+                self.sees.send(item.nodeid)
+                status = 1
+                break
+            if monotonic() - since > self.seconds_each:
+                status = 2
                 break
         plugins = self.session.config.pluginmanager
         plugins.unregister(name="terminalreporter")  # its summary takes longer than the tests

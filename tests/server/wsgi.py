@@ -26,3 +26,4 @@ def pause_after(application: Any) -> Any:
 application = counted(pause_after(get_wsgi_application()))
 # Before gunicorn forks: otherwise each worker that takes a killed one's place would import this anew.
 import_module(settings.ROOT_URLCONF)
+import_module("httpcore")  # httpx does so only at its first call
