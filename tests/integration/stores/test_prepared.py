@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,8 +304,8 @@ class TestMessages:
             sql("DROP FUNCTION notices CASCADE")
         assert request_like() == REPLAYED
 
-    def test_subclasses_of_str_and_bytes_keep_their_own_content(self, tap: Tap) -> None:
-        """Not what str() makes of them."""
+    def test_subclasses_keep_their_own_content(self, tap: Tap) -> None:
+        """Of str and bytes, not what str() makes of them. A view may also set a number of HTTPStatus."""
 
         class Text(str):
             __slots__ = ()
@@ -315,10 +316,10 @@ class TestMessages:
         class Body(bytes):
             pass
 
-        snapshot = replace(SNAPSHOT, body=Body(b"paid"))
+        snapshot = replace(SNAPSHOT, status_code=HTTPStatus.ACCEPTED, body=Body(b"paid"))
         assert isinstance(request_like(snapshot=snapshot, resource=(Text("order"), "7")), Claimed)
         row = IdempotencyKey.objects.get()
-        assert (row.resource_type, bytes(row.body)) == ("order", b"paid")
+        assert (row.resource_type, row.status_code, bytes(row.body)) == ("order", 202, b"paid")
 
     def test_text_that_postgresql_cannot_hold_is_refused_and_not_cut_off(self, tap: Tap) -> None:
         with pytest.raises(DatabaseError, match="NUL"):

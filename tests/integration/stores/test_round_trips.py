@@ -15,7 +15,7 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
-from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores import messages, store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim, granted
@@ -102,7 +102,26 @@ class TestHowMany:
                 assert store_for("default").claim(a_claim()) == Conflicted()
         finally:
             other.close()
-        assert verbs(tap.take())[:2] == [OPENED[way], ["COMMIT", "SELECT"]]
+        assert verbs(tap.take()) == [OPENED[way], ["COMMIT", "SELECT"]]
+
+    def test_a_lock_that_is_freed_between_the_two_is_no_conflict(
+        self, tap: Tap, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other transaction has ended by then, so the key is claimed the long way."""
+        other, begin, lock = connection.copy(), messages.begin, [a_claim().identity.scope_hash]
+
+        def begins(*args: Any) -> Any:
+            found = begin(*args)
+            cursor.execute("SELECT pg_advisory_unlock(%s)", lock)
+            return found
+
+        monkeypatch.setattr(messages, "begin", begins)
+        try:
+            with other.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_lock(%s)", lock)
+                assert isinstance(request_like(), Claimed)
+        finally:
+            other.close()
 
     def test_an_expired_key_is_taken_over_in_a_transaction_of_its_own(self, tap: Tap, way: str) -> None:
         """The long way, after the short one has found it."""
@@ -213,7 +232,7 @@ class TestConnections:
         store = store_for("default")
         if when == "before the claim":
             tap.cut()
-        with pytest.raises(OperationalError):
+        with pytest.raises(OperationalError, match="connection"):
             request_like(Order.objects.create, tap.cut)
         assert not connection.in_atomic_block
         connection.close()

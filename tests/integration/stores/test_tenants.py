@@ -141,7 +141,7 @@ def test_a_step_in_another_schema_is_refused() -> None:
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.parametrize("command", ["cleanup_idempotency_keys", "recover_idempotency_keys"])
-def test_a_command_says_which_schemas_it_has_not_looked_at(command: str) -> None:
+def test_a_command_says_which_schemas_it_has_not_looked_at(command: str, settings: Any) -> None:
     """And how to reach them. In the schema of a tenant, it was asked for that one."""
     said = (
         "Not looked at: the key tables in 2 other schemas (tenant_a, tenant_b). The command sees only one schema. With "
@@ -153,6 +153,9 @@ def test_a_command_says_which_schemas_it_has_not_looked_at(command: str) -> None
     assert "Not looked at" not in spoken(command, "--verbosity=0")
     switch("tenant_a")
     assert "Not looked at" not in spoken(command)
+    settings.PUBLIC_SCHEMA_NAME = "tenant_a"  # the one that all tenants share, for django-tenants
+    assert "in 2 other schemas (public, tenant_b)." in spoken(command)
+    del settings.PUBLIC_SCHEMA_NAME
     with connection.cursor() as cursor:
         cursor.execute(f"DROP TABLE tenant_b.{IdempotencyKey._meta.db_table} CASCADE")
         switch("public")
