@@ -76,6 +76,7 @@ class TestCommand:
             (["--database", "nowhere"], NOWHERE),
             (["--batch-size", "0"], "batch_size must be at least 1, not 0."),
             (["--pause", "nan"], "pause must be at least 0, not nan."),
+            (["--max-seconds", "-1"], "max_seconds must be at least 0, not -1.0."),
         ],
     )
     def test_bad_arguments_are_errors(self, args: list[str], message: str) -> None:

@@ -33,15 +33,15 @@ def keys() -> set[tuple[str, str, str]]:
 
 
 def test_only_this_key_of_this_caller_goes() -> None:
-    """Under every operation it was used for, or under one."""
+    """Under every operation it was used for, or under one. Neither its reference nor its header stands for it."""
     for scope, operation, key in [("a", "x", "k"), ("a", "y", "k"), ("a", "x", "K"), ("b", "x", "k")]:
         create_key(key, scope=scope, operation=operation)
+    assert forget("A", "k") == forget("a", '"k"') == forget("a", key_reference("k")) == NOTHING
     assert forget("a", "k", operation="y") == Forgotten(deleted=1, kept=0)
     assert keys() == {("a", "x", "k"), ("a", "x", "K"), ("b", "x", "k")}
     create_key("k", scope="a", operation="y")
     assert forget("a", "k") == Forgotten(deleted=2, kept=0)
     assert keys() == {("a", "x", "K"), ("b", "x", "k")}
-    assert forget("A", "k") == forget("a", '"k"') == NOTHING
 
 
 def test_a_caller_whose_name_differs_in_case_is_another_one() -> None:
@@ -100,7 +100,9 @@ def test_keys_in_use_are_kept() -> None:
     add_step(create_key("done", scope="a"), finished_at=timezone.now(), result="{}")
     add_step(create_key("done all the same", scope="a"), finished_at=None)
     assert forget("a", "running") == Forgotten(deleted=0, kept=1)
-    assert forget_scope("a") == Forgotten(deleted=3, kept=4)
+    examined: list[int] = []
+    assert forget_scope("a", progress=examined.append) == Forgotten(deleted=3, kept=4)
+    assert examined == [7]
     assert {key for _, _, key in keys()} == {"running", "abandoned", "in doubt", "half done"}
     assert IdempotencyStep.objects.count() == 2
 
@@ -124,6 +126,7 @@ def test_on_another_database_the_same_keys_are_kept() -> None:
     create_key("doubt", scope="a", in_doubt=["charge"], using="other")
     create_key("running", scope="a", status="in_progress", using="other")
     assert forget_scope("a", using="other") == Forgotten(deleted=0, kept=2)
+    assert forget("a", "doubt", using="other") == Forgotten(deleted=0, kept=1)
     assert forget_scope("a", using="other", include_unsettled=True) == Forgotten(deleted=1, kept=1)
     assert IdempotencyKey.objects.using("other").get().key == "running"
 

@@ -16,7 +16,7 @@ from django_idempotency.backends import KeyValueBackend
 from django_idempotency.endpoints.specification import facts
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.digests import kept_scope
-from django_idempotency.maintenance import KeyInBackend, find_in_backend, forget
+from django_idempotency.maintenance import Forgotten, KeyInBackend, find_in_backend, forget
 from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent, clear_backends
 from tests.backends import MEMORY
@@ -74,6 +74,7 @@ def test_a_forgotten_key_runs_again() -> None:
     assert replayed(posting()()) == "true"
     assert told(*one, "--apply") == (0, f"{shown}Forgot 1 key of s.\n")
     assert told(*one, "--apply") == (0, "Forgot 0 keys of s.\n")
+    assert forget("s", "k", operation="publish", backend="events") == Forgotten(deleted=0, kept=0)
     assert (replayed(posting()()), len(RUNS)) == ("false", 2)
 
 

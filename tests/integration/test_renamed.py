@@ -202,13 +202,18 @@ def test_an_endpoint_has_a_route_for_each_language(stored: str, listed: list[str
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-def test_a_key_that_needs_attention_is_looked_for_in_its_own_database() -> None:
-    """It never expires."""
+def test_keys_are_looked_for_in_their_own_database() -> None:
+    """Those that expire next, and one that needs attention, which never expires. Another URLconf has other routes."""
     create_key("k", operation="POST gone/", status="failed", using="other")
     past = timezone.now() - timedelta(days=1)
     IdempotencyKey.objects.using("other").update(unknown=1, attention_at=past, expires_at=past)
+    create_key("l", operation="POST hidden/", using="other")
     with deployed():
-        assert [operations_without_a_route(using=alias) for alias in ("default", "other")] == [[], ["POST gone/"]]
+        lost = [operations_without_a_route(using=alias) for alias in ("default", "other")]
+        assert lost == [[], ["POST gone/", "POST hidden/"]]
+    with deployed(path("gone/", idempotent(paying))), override_settings(ROOT_URLCONF="tests.urls"):
+        lost = [operations_without_a_route(using="other", urlconf=urls) for urls in (None, "urls_of_this_deployment")]
+        assert lost == [["POST gone/", "POST hidden/"], ["POST hidden/"]]
 
 
 @pytest.mark.django_db

@@ -99,6 +99,7 @@ def test_a_decision_keeps_the_key_as_long_as_leased_keys_are_kept(in_doubt: Idem
     IdempotencyKey.objects.update(expires_at=timezone.now())
     decisions(in_doubt)[decision]()
     assert abs(row().expires_at - row().updated_at - timedelta(days=30)) < timedelta(minutes=1)
+    assert [(made.by, made.reason, made.attempt) for made in decisions_of(row())] == [("", "", 1)]
 
 
 @pytest.mark.parametrize("name", ["CHARGE", "chargé", "charge "])
@@ -118,8 +119,12 @@ def test_a_step_has_exactly_its_name(post: Post, in_doubt: IdempotencyKey, setti
     assert post("/pay/hold").json()["charge"] == "ch_1"
 
 
-def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(post: Post, in_doubt: IdempotencyKey) -> None:
-    """The trail keeps the result that was replaced."""
+@pytest.mark.parametrize("encryption", [{}, {"ENCRYPTION_KEYS": [OLD]}])
+def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(
+    post: Post, in_doubt: IdempotencyKey, settings: Any, encryption: dict[str, Any]
+) -> None:
+    """The trail keeps the result that was replaced, readable also if results are encrypted."""
+    settings.IDEMPOTENCY = encryption
     record_outcome(row(), "charge", {"value": {"charge": "ch_1"}}, by="ada")
     with pytest.raises(KeyError):
         post("/pay/hold")
