@@ -21,6 +21,7 @@ from typing import Any, Literal
 from django.conf import settings
 from django.db.models import Count, Q
 
+from ..engine.conf import resolve
 from ..engine.conf.fields import seconds_of
 from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
@@ -226,9 +227,10 @@ def _declared(operation: str) -> Declaration | str:
     if len(found) > 1:
         return "several views with different reconcile functions have this operation"
     try:
-        return found[0] if found[0].options.lease is not None else "its view has no lease"
+        resolve(*found[0].layers)
     except IdempotencyConfigurationError as error:
         return f"its options cannot be used: {error}"
+    return found[0]
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
