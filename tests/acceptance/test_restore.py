@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +14,10 @@ from django.core.management import call_command
 from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
-from django.utils import timezone
 
 from django_idempotency.engine.stores.states import Seen
 from django_idempotency.keys import caller_scope
-from django_idempotency.maintenance import remember_calls
 from django_idempotency.models import IdempotencyKey
-from django_idempotency.testing import create_key
 from tests.shopapp.models import Order
 
 COLUMNS = ["id", "scope", "key", "basket"]
@@ -138,29 +134,3 @@ def lost() -> list[str]:
     """The states of the keys that have no answer."""
     rows = IdempotencyKey.objects.exclude(status="completed")
     return [Seen(row, row.updated_at).state.name for row in rows]
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("status", ["completed", "in_progress"])
-def test_what_is_completed_or_at_work_is_left_alone(status: Any) -> None:
-    row = create_key("k", scope="s", operation="POST pay/", status=status)
-    assert remember_calls("s", "POST pay/", "k", {"charge": 1}) == {}
-    assert (IdempotencyKey.objects.get(), row.steps.count()) == (row, 0)
-
-
-@pytest.mark.django_db
-def test_a_completed_key_whose_ttl_is_over_is_left_alone() -> None:
-    """Half done, its order would be made a second time."""
-    create_key("k", scope="s", operation="POST pay/", steps={"charge": 1}, status="completed")
-    IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
-    assert remember_calls("s", "POST pay/", "k", {"charge": 2}) == {"charge": 1}
-    assert IdempotencyKey.objects.get().status == "completed"
-
-
-@pytest.mark.django_db
-def test_a_result_that_is_there_stays() -> None:
-    """Of a key with two calls, the one in doubt gets its result."""
-    row = create_key("k", scope="s", operation="POST pay/", steps={"fee": 1}, in_doubt=["charge"], on_abandoned="hold")
-    assert remember_calls("s", "POST pay/", "k", {"fee": 2, "charge": 3}) == {"fee": 1, "charge": 3}
-    results = dict(row.steps.values_list("name", "result"))
-    assert results == {"fee": '{"value": 1}', "charge": '{"value": 3}'}
