@@ -195,6 +195,9 @@ class TestLookingForKeys:
             needs_attention: ["done", "doubt", "stuck"],
         }
         assert [found.get().key for found in (find_key("doubt"), find_resource("order 59"))] == ["doubt", "done"]
+        elsewhere = [look(using="default") for look in looked]
+        elsewhere += [find_key("doubt", using="default"), find_resource("59", using="default")]
+        assert [found.count() for found in elsewhere] == [0] * 7
 
     def test_forgetting(self) -> None:
         """An erasure that erases nothing would be worse than an error."""

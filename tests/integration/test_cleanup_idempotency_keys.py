@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -234,9 +236,33 @@ class TestLeasedKeys:
 
 @pytest.mark.django_db
 def test_the_function_reports_what_it_did() -> None:
-    """For Celery beat and django.tasks."""
+    """For Celery beat and django.tasks. Stuck keys are freed in batches, too; an event ends the run after a batch."""
     make_keys(5)
-    assert cleanup_idempotency_keys(batch_size=2) == Cleanup(deleted=5, batches=3, complete=True, stuck=0, in_doubt=0)
+    for number in range(3):
+        make_leased(f"stuck {number}", "in_progress", lapsed=True, call=False, expired=False)
+    stop, rest = Event(), {"stuck": 0, "in_doubt": 0}
+    freed = Cleanup(deleted=0, batches=1, complete=False, unstuck=2, **{**rest, "stuck": 1})
+    stop.set()
+    assert cleanup_idempotency_keys(batch_size=2, stop=stop) == freed
+    assert cleanup_idempotency_keys(batch_size=2) == Cleanup(deleted=5, batches=4, complete=True, unstuck=1, **rest)
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_stuck_key_that_somebody_is_taking_over_is_passed_over(in_threads: Callable[..., list[Any]]) -> None:
+    """Its row is locked, and the cleanup does not wait for it."""
+    for key in ("taken over", "stuck"):
+        make_leased(key, "in_progress", lapsed=True, call=False, expired=False)
+
+    def impatiently(number: int) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '5s'")
+        return cleanup_idempotency_keys()
+
+    with transaction.atomic():
+        IdempotencyKey.objects.select_for_update(no_key=True).get(key="taken over")
+        (cleaned,) = in_threads(1, impatiently)
+    assert (cleaned.unstuck, cleaned.stuck, cleaned.complete) == (1, 1, True)
 
 
 @pytest.mark.django_db(transaction=True)

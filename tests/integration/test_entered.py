@@ -50,6 +50,13 @@ def test_a_key_of_another_shape_names_no_row(pk: Any) -> None:
         result_of({"model": "shopapp.Keyed", "pk": pk}, using="default")
 
 
+def test_nul_in_a_key_names_no_row() -> None:
+    """PostgreSQL would refuse the query, and a transaction around it would be broken."""
+    with pytest.raises(ValueError, match=r"There is no sessions\.Session with the primary key"):
+        result_of({"model": "sessions.Session", "pk": "\0"}, using="default")
+    assert not Order.objects.exists()
+
+
 @pytest.mark.django_db(databases=["default", "other"])
 def test_a_row_beside_a_key_of_another_database_needs_its_alias() -> None:
     """The database that orders are written to can have another customer's order with the same number."""

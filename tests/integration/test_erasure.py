@@ -190,6 +190,12 @@ class TestFindKey:
         create_key("8e03978e")
         assert found(find_key(text)) == []
 
+    def test_a_text_that_can_be_two_keys_finds_both(self) -> None:
+        """A form or a message can have carried the quotation marks."""
+        for key in ("a", '"a"'):
+            create_key(key)
+        assert found(find_key('"a"')) == ["a", '"a"']
+
 
 @pytest.mark.parametrize("find", [in_flight, stuck])
 def test_the_lease_that_ends_first_comes_first(find: Find) -> None:

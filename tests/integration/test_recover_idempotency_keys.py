@@ -76,7 +76,9 @@ def test_keys_whose_clients_may_still_retry_are_counted() -> None:
     assert row().attempt == 1
 
 
-@pytest.mark.parametrize("arguments", [["--database=gone"], ["--max-seconds=-1"], ["--import=tests.gone"]])
+@pytest.mark.parametrize(
+    "arguments", [["--database=gone"], ["--max-seconds=-1"], ["--older-than=-1"], ["--import=tests.gone"]]
+)
 def test_what_cannot_work(arguments: list[str]) -> None:
     """Exit status 1, and nothing was asked."""
     assert failing("--older-than=0", *arguments)[1] == 1

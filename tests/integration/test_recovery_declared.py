@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.http import HttpResponse
+from django.utils import timezone
 from django.views import View
 
 from django_idempotency import idempotent
@@ -87,6 +89,31 @@ def test_the_views_are_imported_first(settings: Any, tmp_path: Path, monkeypatch
     create_key(operation="late", in_doubt=["charge"])
     HOOKS["reconcile"] = lambda operation: HttpResponse()
     assert [asked.outcome for asked in recover()] == ["completed"]
+
+
+def test_a_project_without_urls_recovers_what_once_has_declared(settings: Any) -> None:
+    """Such as one of tasks only."""
+    del settings.ROOT_URLCONF
+    create_key(operation=PAY, in_doubt=["charge"])
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    assert [asked.outcome for asked in recover()] == ["completed"]
+
+
+def test_the_key_that_has_waited_longest_comes_first() -> None:
+    """So a limit of time leaves none out for ever. A key with a new attempt meanwhile is left to its client."""
+    order: list[str] = []
+
+    def settle(operation: Any) -> HttpResponse:
+        order.append(operation.key)
+        IdempotencyKey.objects.filter(key="retried").update(attempt=2)
+        return HttpResponse()
+
+    for key, hours in (("second", 3), ("third", 2), ("retried", 1), ("first", 4)):
+        create_key(key, operation=PAY, in_doubt=["charge"])
+        IdempotencyKey.objects.filter(key=key).update(updated_at=timezone.now() - timedelta(hours=hours))
+    HOOKS["reconcile"] = settle
+    recovered = recover_idempotency_keys(older_than=0)
+    assert (order, recovered.completed, recovered.left) == (["first", "second", "third"], 3, 1)
 
 
 def test_a_text_is_no_list_of_operations() -> None:

@@ -67,7 +67,8 @@ def test_released_the_call_is_made_again(post: Post, in_doubt: IdempotencyKey) -
     """With the same derived key; the key is kept long enough for the retry."""
     release_for_retry(row())
     assert (row().status, row().locked_until) == ("failed", None)
-    assert row().last_error  # the partial index of failed keys has no other condition
+    # The partial index of failed keys has no other condition than that there is an error.
+    assert row().last_error == (in_doubt.last_error or "A decision ended this attempt.")
     assert row().expires_at > timezone.now() + timedelta(hours=23)
     answer = post("/pay/hold")
     assert (answer.status_code, answer.json()["attempt"]) == (201, 2)

@@ -24,6 +24,7 @@ pytestmark = [
 WORDS = ("--calls-did-not-happen", "--finished-calls-are-settled")
 RECORD = {"decision": "Record", "step": "call", "result": '{"id": "ch_1"}'}
 RELEASE = {"decision": "release"}
+ANSWER = "sold out" + "," * 150
 LEFT = "Not all selected keys were decided."
 TELLS = "write release, record (with step and result), or a status from 200 to 499 (with its body as result)."
 Fill = Callable[..., str]
@@ -52,14 +53,14 @@ def test_each_row_has_its_own_decision(fill: Fill, encoding: str, delimiter: str
     """Kept with the key like any other. A second run with the same file decides nothing."""
     get("doubt").steps.update(key_id=-5)
     IdempotencyKey.objects.filter(key="doubt").update(id=-5)  # which the export writes as '-5
-    made = {"doubt": RECORD, "half": {"decision": "410", "result": "sold out"}, "stuck": RELEASE}
+    made = {"doubt": RECORD, "half": {"decision": "410", "result": ANSWER}, "stuck": RELEASE}
     given, before = fill(encoding, delimiter, **made), rows()
     status, text = resolve(given, *WORDS)
     *lines, last = text.splitlines()
     assert [line.split()[0] for line in lines] == ["-5", str(get("half").pk), str(get("stuck").pk)]
     assert [line.rpartition(". ")[2] for line in lines] == [
         'Would decide: record, call, {"id": "ch_1"}.',
-        "Would decide: 410, sold out.",
+        f"Would decide: 410, {ANSWER}.",
         "Would decide: release.",
     ]
     assert (status, last, rows() == before) == (0, "Would decide about 3 keys. Add --apply to do it.", True)
@@ -73,7 +74,7 @@ def test_each_row_has_its_own_decision(fill: Fill, encoding: str, delimiter: str
     ]
     assert {(decision.by, decision.reason) for decision in trail} == {("bob", "TICKET-1")}
     assert get("doubt").steps.get(name="call").result == '{"value": {"id": "ch_1"}}'
-    assert bytes(get("half").body or b"") == b"sold out"
+    assert bytes(get("half").body or b"").decode() == ANSWER
     status, text = resolve(given, *WORDS, "--apply")
     assert text.count(" Skipped: it has changed since the export.\n") == 3
     assert (status, text.endswith(f"\nDecided about 0 keys.\n{LEFT}")) == (3, True)
@@ -116,6 +117,7 @@ def test_a_decision_that_is_refused_stops_no_other(fill: Fill) -> None:
         (RELEASE | {"step": "call"}, TELLS),
         (RECORD | {"step": ""}, TELLS),
         (RECORD | {"result": ""}, TELLS),
+        (RECORD | {"result": '{"value": 5}'}, "This is the envelope in which a result is stored. "),
         (RECORD | {"result": "ch_1"}, "This is not JSON: Expecting value: line 1 column 1 (char 0)."),
         (
             RECORD | {"result": "1.2E+15"},
