@@ -77,7 +77,8 @@ def test_keys_whose_clients_may_still_retry_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--database=gone"], ["--max-seconds=-1"], ["--older-than=-1"], ["--import=tests.gone"]]
+    "arguments",
+    [["--database=gone"], ["--max-seconds=-1"], ["--older-than=-1"], ["--older-than=1e12"], ["--import=tests.gone"]],
 )
 def test_what_cannot_work(arguments: list[str]) -> None:
     """Exit status 1, and nothing was asked."""

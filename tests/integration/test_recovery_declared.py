@@ -91,7 +91,7 @@ def test_the_views_are_imported_first(settings: Any, tmp_path: Path, monkeypatch
     assert [asked.outcome for asked in recover()] == ["completed"]
 
 
-def test_a_project_without_urls_recovers_what_once_has_declared(settings: Any) -> None:
+def test_a_project_without_urls_can_recover(settings: Any) -> None:
     """Such as one of tasks only."""
     del settings.ROOT_URLCONF
     create_key(operation=PAY, in_doubt=["charge"])
@@ -116,6 +116,16 @@ def test_the_key_that_has_waited_longest_comes_first() -> None:
     assert (order, recovered.completed, recovered.left) == (["first", "second", "third"], 3, 1)
 
 
+def test_a_trail_that_was_damaged_stays_as_it_is() -> None:
+    """The key is completed all the same, and the next one is reached."""
+    for key in ("damaged", "whole"):
+        create_key(key, operation=PAY, in_doubt=["charge"])
+    IdempotencyKey.objects.filter(key="damaged").update(decisions="7", updated_at=timezone.now() - timedelta(hours=1))
+    HOOKS["reconcile"] = lambda operation: HttpResponse()
+    assert [asked.outcome for asked in recover()] == ["completed", "completed"]
+    assert IdempotencyKey.objects.get(key="damaged").decisions == "7"
+
+
 def test_a_text_is_no_list_of_operations() -> None:
     """Its letters would be operations without keys, and nothing would be recovered."""
     with pytest.raises(ValueError, match=r"^operations='POST pay': pass a list of names, such as \['POST pay'\]\.$"):
@@ -131,8 +141,9 @@ def test_a_key_is_completed_under_its_own_identity(scope: str) -> None:
     with heard("completed") as events:
         (asked,) = recover()
     assert (asked.outcome, IdempotencyKey.objects.get().status) == ("completed", "completed")
-    told = [(event["identity"].scope, event["identity"].operation, event["identity"].key) for event in events]
-    assert told == [(row.scope, PAY, "k")]
+    (event,) = events
+    about = event["identity"]
+    assert (about.scope, about.operation, about.key, event["using"]) == (row.scope, PAY, "k", "default")
 
 
 @pytest.mark.django_db(databases=["default", "other"])

@@ -173,6 +173,19 @@ def test_only_the_same_caller_and_key_count(dry_run: bool) -> None:
     assert asked == ([] if dry_run else ["k"])
 
 
+@pytest.mark.django_db(databases=["default", "other"])
+def test_the_other_name_counts_in_the_keys_own_database() -> None:
+    view = idempotent(lease=60, operation="old elsewhere", reconcile=not_named)(not_named)
+    create_key("k", operation="old elsewhere", scope="s", in_doubt=["charge"], using="other")
+    create_key("k", operation="new", scope="s", using="other")
+    with deployed(path("new/", view)):
+        told: list[Any] = []
+        recover_idempotency_keys(using="other", older_than=0, progress=told.append)
+    assert [(one.outcome, one.reason.partition(".")[0]) for one in told] == [
+        ("left", "its caller's key is completed as 'new'")
+    ]
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("stored", "listed"),

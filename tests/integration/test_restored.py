@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.utils import timezone
 
 from django_idempotency import ResultNotStorable
+from django_idempotency.engine.stores import store_for
 from django_idempotency.maintenance import half_done, remember_calls
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
+from tests.claims import a_claim
 from tests.leases import row
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +42,15 @@ def test_what_is_completed_or_at_work_is_left_alone(status: Any) -> None:
     before = create_key("k", scope="s", operation=PAY, status=status)
     assert remember_calls("s", PAY, "k", {"charge": 1}) == {}
     assert (row(), before.steps.count()) == (before, 0)
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_key_whose_request_runs_is_left_alone(in_threads: Callable[..., list[Any]]) -> None:
+    """In atomic mode its row is not visible yet. It is not waited for."""
+    with transaction.atomic():
+        store_for("default").claim(a_claim(scope="s", operation=PAY, key="k"))
+        assert in_threads(1, lambda number: remember_calls("s", PAY, "k", {"charge": 1})) == [{}]
 
 
 def test_a_write_in_doubt_is_left_for_a_person() -> None:

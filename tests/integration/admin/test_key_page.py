@@ -23,6 +23,7 @@ from django_idempotency.keys import key_reference
 from django_idempotency.maintenance import release_for_retry
 from django_idempotency.maintenance.facts import facts_of
 from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
 from tests.admin_pages import LIST, detail, make_key, staff
 from tests.at_rest import NEW, OLD
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -333,6 +334,13 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
     names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
     text = "\n".join(str(getattr(story, name)) for name in names)
     assert [part for part in told.split(" … ") if part not in text] == []
+
+
+def test_whether_a_worker_holds_a_key_is_told_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, an application whose clock is fast would offer decisions about calls that are being made."""
+    key, wrong = create_key(status="in_progress"), timezone.now() + timedelta(days=1)
+    monkeypatch.setattr(timezone, "now", lambda: wrong)
+    assert facts_of([key])[0].live
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
