@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import IdempotencyConfigurationError, idempotent, run_once
-from django_idempotency.engine.request.responses import status_url
+from django_idempotency.engine.protocol.digests import identify
+from django_idempotency.engine.request.responses import accepted, status_url
 from django_idempotency.models import IdempotencyKey
 from tests.integration.leased_urls import HOOKS, hooked
 from tests.leases import Broken, as_if_killed, breaks
@@ -65,6 +69,18 @@ class TestStatusPage:
         other.filter(key="k2").update(scope_hash=row.scope_hash)
         found = status_url("other", row.key_hash, row.scope_hash, row.created_at)
         assert client.get(found).json()["status"] == "completed"
+
+    def test_a_duplicate_whose_row_has_just_gone_is_told_the_same(self, client: Any) -> None:
+        """The first request has failed meanwhile. The page is 404, and the client sends its request again."""
+        told = accepted("default", identify(scope="s", operation="o", key="k"))
+        assert json.loads(told.content) == {"code": "in-progress", "status": "in_progress"}
+        assert client.get(told.headers["Location"]).status_code == 404
+
+    @override_settings(SECRET_KEY="a secret")
+    def test_its_address_stays_the_same_from_release_to_release(self) -> None:
+        """A client asks for it while the servers are upgraded one by one."""
+        found = status_url("default", 1, -2, datetime(2026, 1, 2, tzinfo=UTC))
+        assert found == "/status/status/oYDGqbUpjxIzOTcFofUxlV6LWSeU2Th0bcIFJOLGGn8imEst3xqrA2RlZmF1bHQ"
 
     def test_an_abandoned_operation_is_not_polled_for_ever(self, post: Post, client: Any) -> None:
         """Nobody works on it until the client sends its request again."""
