@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
 from django.test import RequestFactory
 from django.urls import path
 
@@ -117,7 +118,7 @@ def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> 
     HOOKS["view"] = fail
     with pytest.raises(ValueError, match="the view fails"):
         post("/create")
-    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 115 of {__name__}.")
+    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 116 of {__name__}.")
     HOOKS.clear()
     assert [post("/create?status=503", key="other").status_code for _ in range(2)] == [503, 503]
     assert post("/create").status_code == 201
@@ -198,8 +199,14 @@ def test_what_a_protected_request_left_unfinished_stays_so(
     assert (left.attempt, left.policy) == (1, steps.get("on_abandoned", "retry-keyed"))
 
 
-def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(rf: RequestFactory) -> None:
-    """The client has gone away while it was read: the view does not run with nothing."""
+@pytest.mark.parametrize(
+    ("content_type", "error"),
+    [("application/x-www-form-urlencoded", UnreadablePostError), ("multipart/form-data", MultiPartParserError)],
+)
+def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(
+    rf: RequestFactory, content_type: str, error: type[Exception]
+) -> None:
+    """The client has gone away while it was read, or has named no boundary: the view does not run with nothing."""
 
     class Gone(BytesIO):
         def read(self, *args: Any) -> bytes:
@@ -207,5 +214,5 @@ def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(rf: RequestFactory) 
 
     view = idempotent(observe=True)(lambda request: JsonResponse(request.POST))
     sent: Any = {"headers": {"Idempotency-Key": "k"}, "wsgi.input": Gone()}
-    with pytest.raises(UnreadablePostError):
-        view(rf.generic("POST", "/", b"a=1&b=2", content_type="application/x-www-form-urlencoded", **sent))
+    with pytest.raises(error):
+        view(rf.generic("POST", "/", b"a=1&b=2", content_type=content_type, **sent))

@@ -146,12 +146,17 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
 
 
 @pytest.mark.parametrize(
-    ("referer", "linked"),
-    [("http://testserver/form?shop=1", True), ("http://evil.example/form", False), ("", False)],
+    ("referer", "secure", "linked"),
+    [
+        ("http://testserver/form?shop=1", False, True),
+        ("http://testserver/form?shop=1", True, False),
+        ("http://evil.example/form", False, False),
+        ("", False, False),
+    ],
 )
-def test_a_changed_form_leads_back_to_a_new_one(referer: str, linked: bool, rf: Any) -> None:
-    """To the page that it came from, if that is one of this site."""
-    request = rf.post("/order/", FORM, headers={**BROWSER, "Referer": referer})
+def test_a_changed_form_leads_back_to_a_new_one(referer: str, secure: bool, linked: bool, rf: Any) -> None:
+    """To the page that it came from, if that is one of this site, and as safe as this request."""
+    request = rf.post("/order/", FORM, headers={**BROWSER, "Referer": referer}, secure=secure)
     text = respond(request, problem_of(Mismatched(), resolve())).content.decode()
     assert ('<a href="http://testserver/form?shop=1">Open the form again</a>' in text, "href" in text) == (linked,) * 2
 
@@ -247,6 +252,22 @@ def test_each_exception_has_the_answer_of_a_protected_view(
     assert (response.status_code, response.headers.get("Retry-After")) == (status, retry_after)
     assert (json.loads(response.content)["code"], response.headers["Idempotency-Replayed"]) == (code, "false")
     assert response.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "button"),
+    [
+        ("application/x-www-form-urlencoded", True),
+        ("application/x-www-form-urlencoded; charset=utf-8", True),
+        ("text/plain", False),
+        (None, False),
+    ],
+)
+def test_only_a_form_has_a_button(content_type: str | None, button: bool, rf: Any) -> None:
+    """As browsers name one. A request may say nothing of its type."""
+    sent = {} if content_type is None else {"data": "item=book", "content_type": content_type}
+    page = respond(rf.generic("POST", "/order/", headers=BROWSER, **sent), outstanding(resolve()))
+    assert ("<form" in page.content.decode()) is button
 
 
 @pytest.mark.django_db(transaction=True)

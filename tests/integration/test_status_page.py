@@ -64,11 +64,14 @@ class TestStatusPage:
             run_once(lambda operation: None, scope=scope, key=key, using=using, **LEASED)
             IdempotencyKey.objects.using(using).update(created_at="2020-01-01T00:00Z")
 
-        run_once(lambda operation: None, scope="s", key="k", using="other", **LEASED)
+        run_once(lambda operation: operation.call("charge", str), scope="s", key="k", using="other", **LEASED)
         row = other.get(scope="s", key="k")
         other.filter(key="k2").update(scope_hash=row.scope_hash)
         found = status_url("other", row.key_hash, row.scope_hash, row.created_at)
-        assert client.get(found).json()["status"] == "completed"
+        told = accepted("other", identify(scope="s", operation="o", key="k"))
+        assert told.headers["Location"] == found
+        for state in (json.loads(told.content), client.get(found).json()):
+            assert (state["status"], state["steps"]) == ("completed", ["charge"])
 
     def test_a_duplicate_whose_row_has_just_gone_is_told_the_same(self, client: Any) -> None:
         """The first request has failed meanwhile. The page is 404, and the client sends its request again."""

@@ -45,7 +45,7 @@ VIEWS = {"atomic": idempotent(charge), "leased": idempotent(lease=60)(charge), "
 OBSERVED = {
     f"observed/{name}": idempotent(observe=True, lease=lease)(charge) for name, lease in {"a": None, "l": 60}.items()
 }
-OBSERVED["observed/refused"] = idempotent(observe=True, fingerprint=("a",))(charge)
+OBSERVED["observed/refused"] = idempotent(observe=True)(charge)
 OPTIONAL = idempotent(required=False, anonymous="refuse")(charge)
 OTHERS = {"optional": OPTIONAL, "pay": idempotent(lease=60)(charge_at_the_gateway)}
 urlpatterns = [path(name, view) for name, view in {**VIEWS, **OBSERVED, **OTHERS}.items()]
@@ -132,17 +132,21 @@ def test_on_an_event_loop_too(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OBSERVED)
-def test_in_observe_mode_a_retry_sends_the_same_derived_key(post: Post, name: str) -> None:
-    """Whether the key was claimed, or would have been replayed or refused."""
-    charged = {post(f"/{name}", key="a", data="[", content_type="application/json").content.decode() for _ in range(2)}
+def test_in_observe_mode_a_retry_sends_the_same_derived_key(post: Post, settings: Any, name: str) -> None:
+    """Whether the key was claimed, or would have been replayed, or refused because of a body that is too large."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1 if name == "observed/refused" else 10
+    charged = {post(f"/{name}", key="a").content.decode() for _ in range(2)}
     assert charged == {key_of(name, "a")}
 
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": '"a'}, {"Idempotency-Key": "a"}])
-def test_what_cannot_be_identified_runs(client: Any, settings: Any, headers: dict[str, str]) -> None:
+def test_what_cannot_be_identified_runs(
+    client: Any, settings: Any, caplog: pytest.LogCaptureFixture, headers: dict[str, str]
+) -> None:
     """Without a key, with one that is none, and as a caller who would be refused: each request has its own."""
     settings.IDEMPOTENCY = OFF
     assert len({client.post("/optional", headers=headers).content for _ in range(2)}) == 2
+    assert [record.levelname for record in caplog.records if record.name == "django_idempotency"] == ["WARNING"]
 
 
 @pytest.mark.parametrize("lease", [None, 60])

@@ -115,5 +115,6 @@ def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
     async def says_its_arguments(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse(f"{args} {kwargs}")
 
-    response = async_to_sync(says_its_arguments)(rf.post("/", headers={"Idempotency-Key": "k"}), 59, shop="x")
-    assert response.content == b"(59,) {'shop': 'x'}"
+    for request in (rf.post("/", headers={"Idempotency-Key": "k"}), rf.get("/")):
+        response = async_to_sync(says_its_arguments)(request, 59, shop="x")
+        assert response.content == b"(59,) {'shop': 'x'}"

@@ -42,7 +42,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)
         return pass_through(call, identity_of(call) if isinstance(wanted, Problem) else None)
-    observing = replace(wanted, wait=0, lease=OBSERVED_LEASE, policy="retry")
+    observing = replace(wanted, lease=OBSERVED_LEASE, policy="retry")
     store = safely(lambda: store_for(alias_of(call.options)))
     claim = None if store is None else _in_its_own(store, partial(_claim, store, observing))
     if store is None or not isinstance(claim, Claimed):
