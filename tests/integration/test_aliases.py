@@ -10,6 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
+from django.urls import ResolverMatch
 
 from django_idempotency import Operation, OutcomeUnknown, get_operation, idempotent, run_once
 from django_idempotency.engine.stores import alias_for
@@ -85,6 +86,18 @@ def test_the_work_runs_in_a_transaction_of_its_alias() -> None:
     """Of that one only."""
     before = depths()
     assert run_once(depths, scope="s", key="k", using="other").value == [before[0], before[1] + 1]
+
+
+def test_what_only_passes_through_runs_in_djangos_transaction_of_its_alias(
+    rf: RequestFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATOMIC_REQUESTS is about each database by itself."""
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", True)
+    request = rf.get("/")
+    view = idempotent(using="other")(lambda request: HttpResponse(str(depths())))
+    request.resolver_match = ResolverMatch(view, (), {})
+    before = depths()
+    assert view(request).content.decode() == str((before[0], before[1] + 1))
 
 
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)

@@ -17,7 +17,7 @@ from django.test.client import encode_multipart
 
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of
+from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of, payload_of
 from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem, replayed
 from tests.payloads import FORM, JSON, MULTIPART, of, parsed_as
@@ -225,12 +225,30 @@ def test_the_parameters_of_a_files_type_are_part_of_the_request(rf: RequestFacto
     assert seen(kinds[3], b"B") == seen(kinds[3], b"C")
 
 
-def test_what_a_middleware_has_decompressed_may_have_another_length(rf: RequestFactory) -> None:
+@pytest.mark.parametrize("encoding", ["gzip", "X-GZIP"])
+def test_what_a_middleware_has_decompressed_may_have_another_length(rf: RequestFactory, encoding: str) -> None:
     """It replaces the stream, and leaves the headers."""
-    request: Any = rf.generic("POST", "/", b"sixsix", headers={"Content-Encoding": "gzip"})
+    headers: Any = {"Content-Encoding": encoding}
+    request: Any = rf.generic("POST", "/", b"sixsix", headers=headers)
     request._stream = BytesIO(b"six")
     assert of(request)
     packed = gzip.compress(b"six")
-    request = rf.generic("POST", "/", packed, headers={"Content-Encoding": "gzip"})
+    request = rf.generic("POST", "/", packed, headers=headers)
     request._body = gzip.decompress(request.body)
     assert of(request)
+
+
+@pytest.mark.parametrize("read", [payload_of, parsed_as(lambda: {"a": 1})], ids=["Django", "a framework"])
+def test_a_truncated_body_that_was_never_compressed_is_refused(rf: RequestFactory, read: Any) -> None:
+    """Whatever its header says: nobody has replaced the stream, which has counted the bytes."""
+    sent: Any = {"headers": {"Content-Encoding": "gzip"}, "wsgi.input": BytesIO(b'{"a":')}
+    request = rf.generic("POST", "/", b'{"a":1}', content_type=JSON, **sent)
+    with pytest.raises(BadRequest, match="ended before its Content-Length"):
+        fingerprint_of(request, resolve(), request, read)
+
+
+def test_a_parsed_form_with_an_object_says_what_is_to_be_done(rf: RequestFactory) -> None:
+    """A form has no other bytes to compare."""
+    request = rf.post("/", {"a": "1"})
+    with pytest.raises(TypeError, match=r"<object object .*cannot be compared with a retry's\. Pass fingerprint=\."):
+        fingerprint_of(request, resolve(), request, parsed_as(lambda: {"a": object()}))

@@ -33,14 +33,20 @@ def test_c1_the_quoted_form_can_be_demanded(post: Post, settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "validator",
-    ["django_idempotency.keys.is_uuid", "django.core.validators.validate_ipv4_address"],
+    ("validator", "reason"),
+    [
+        ("django_idempotency.keys.is_uuid", "It does not have the format that this server requires."),
+        ("django.core.validators.validate_ipv4_address", "Enter a valid IPv4 address."),
+    ],
 )
-def test_c6_a_validator_can_demand_uuids(post: Post, settings: Any, validator: str, key: str) -> None:
-    """One that returns False, and one of Django's that raises."""
+def test_c6_a_validator_can_demand_uuids(post: Post, settings: Any, validator: str, reason: str, key: str) -> None:
+    """One that returns False, and one of Django's that raises. The client is told why."""
     settings.IDEMPOTENCY = {"KEY_VALIDATOR": validator}
     good = key if validator.endswith("uuid") else "127.0.0.1"
-    assert [post("/create", key=k).status_code for k in ("order-1", good)] == [400, 201]
+    answers = [post("/create", key=k) for k in ("order-1", good)]
+    assert [answer.status_code for answer in answers] == [400, 201]
+    detail = f"The request header Idempotency-Key does not carry a usable key. {reason}"
+    assert problem(answers[0])["detail"] == detail
 
 
 @pytest.mark.usefixtures("documented")
@@ -115,7 +121,8 @@ def test_a_header_with_a_similar_name_is_named(post: Post, name: str) -> None:
 
 
 def _plain_error(request: Any, problem: Any) -> HttpResponse:
-    return HttpResponse(f"{problem.status} {problem.title}", status=problem.status, headers={"X-Own": "1"})
+    headers = {"X-Own": request.path}
+    return HttpResponse(f"{problem.status} {problem.title}", status=problem.status, headers=headers)
 
 
 def test_r1_the_project_can_have_its_own_format(post: Post, settings: Any) -> None:
@@ -125,7 +132,7 @@ def test_r1_the_project_can_have_its_own_format(post: Post, settings: Any) -> No
     IdempotencyKey.objects.update(status="in_progress", locked_until=timezone.now() + timedelta(hours=1))
     response = post("/create")
     assert response.content == b"409 A request is outstanding for this Idempotency-Key"
-    assert (response.headers["X-Own"], response.headers["Retry-After"]) == ("1", "60")
+    assert (response.headers["X-Own"], response.headers["Retry-After"]) == ("/create", "60")
 
 
 def test_the_header_names_can_change(post: Post, settings: Any) -> None:

@@ -53,7 +53,9 @@ def misconfigured(request: HttpRequest) -> HttpResponse:
 
 
 enforced = idempotent(operation="POST create")(create.__wrapped__)  # type: ignore[attr-defined]
+elsewhere = idempotent(observe=True, using="other", operation="POST create")(create.__wrapped__)  # type: ignore[attr-defined]
 urlpatterns = [
+    path("elsewhere", elsewhere),
     path("create", create),
     path("leased", leased),
     path("refusing", refusing),
@@ -118,7 +120,7 @@ def test_failures_free_the_key(post: Post, caplog: pytest.LogCaptureFixture) -> 
     HOOKS["view"] = fail
     with pytest.raises(ValueError, match="the view fails"):
         post("/create")
-    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 116 of {__name__}.")
+    assert str(IdempotencyKey.objects.get().last_error).startswith(f"ValueError: line 118 of {__name__}.")
     HOOKS.clear()
     assert [post("/create?status=503", key="other").status_code for _ in range(2)] == [503, 503]
     assert post("/create").status_code == 201
@@ -185,15 +187,16 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
     assert Order.objects.count() == 1
 
 
+@pytest.mark.django_db(databases=["default", "other"])
+@pytest.mark.parametrize(("url", "using"), [("/create", "default"), ("/elsewhere", "other")])
 @pytest.mark.parametrize("steps", [{"in_doubt": ["charge"], "on_abandoned": "hold"}, {"steps": {"charge": 1}}])
 def test_what_a_protected_request_left_unfinished_stays_so(
-    post: Post, key: str, caplog: pytest.LogCaptureFixture, steps: Any
+    post: Post, key: str, caplog: pytest.LogCaptureFixture, steps: Any, url: str, using: str
 ) -> None:
     """The view runs, and whoever looks for the charge still finds it."""
-    left = create_key(key, scope="anonymous", operation="POST create", **steps)
-    IdempotencyKey.objects.update(fingerprint=None)
-    assert post("/create").status_code == 201
-    assert needs_attention().get() == left
+    left = create_key(key, scope="anonymous", operation="POST create", using=using, **steps)
+    assert post(url).status_code == 201
+    assert needs_attention(using=using).get() == left
     assert logged(caplog) == [f"Observed: POST create would have been {CONTINUED} (key {reference(key)})."]
     left.refresh_from_db()
     assert (left.attempt, left.policy) == (1, steps.get("on_abandoned", "retry-keyed"))

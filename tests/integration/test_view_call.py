@@ -94,6 +94,13 @@ def test_may_replay_gets_what_the_url_names(rf: Any) -> None:
 def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -> None:
     """Django's own has no route if a test makes it."""
 
+    class Says:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def __call__(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse(self.text)
+
     def first(request: HttpRequest) -> HttpResponse:
         return HttpResponse("first")
 
@@ -101,20 +108,22 @@ def test_a_resolver_match_without_a_route_does_not_make_two_views_one(rf: Any) -
         return HttpResponse("second")
 
     answers = []
-    for view in (first, second):
+    for view in (first, second, Says("third"), Says("fourth")):
         request = rf.post("/", headers={"Idempotency-Key": "k"})
         request.resolver_match = ResolverMatch(view, (), {})
         answers.append(idempotent(view)(request).content)
-    assert answers == [b"first", b"second"]
+    assert answers == [b"first", b"second", b"third", b"fourth"]
 
 
-def test_an_asynchronous_view_gets_what_its_url_names(rf: Any) -> None:
-    """By position and by name, as a synchronous one."""
+def test_a_view_gets_what_its_url_names(rf: Any) -> None:
+    """By position and by name, whether or not it is asynchronous, and the method protected."""
 
-    @idempotent
-    async def says_its_arguments(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def says_its_arguments(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse(f"{args} {kwargs}")
 
-    for request in (rf.post("/", headers={"Idempotency-Key": "k"}), rf.get("/")):
-        response = async_to_sync(says_its_arguments)(request, 59, shop="x")
-        assert response.content == b"(59,) {'shop': 'x'}"
+    async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return says_its_arguments(request, *args, **kwargs)
+
+    for view in (idempotent(says_its_arguments), async_to_sync(idempotent(awaited))):
+        for request in (rf.post("/", headers={"Idempotency-Key": "k"}), rf.get("/")):
+            assert view(request, 59, shop="x").content == b"(59,) {'shop': 'x'}"

@@ -90,6 +90,14 @@ def mismatched(request: HttpRequest) -> Any:
 
 
 api.post("/observed", operation_id="observed")(idempotent_operation(observe=True)(maker()))
+
+
+@api.post("/observed-busy", response={429: dict[str, str]})
+@idempotent_operation(observe=True)
+def busy(request: HttpRequest) -> Any:
+    return Status(429, {})
+
+
 api.put("/put", operation_id="put")(idempotent_operation(maker()))
 
 
@@ -235,6 +243,8 @@ class TestOutcomes:
         messages = [record.getMessage().partition("(")[0] for record in caplog.records]
         assert messages[-1:] == ["Observed: POST observed would have been replayed "]
         assert sum("would have been" in message for message in messages) == 1
+        assert [post("/observed-busy").status_code for _ in range(2)] == [429, 429]
+        assert IdempotencyKey.objects.get(operation="POST observed-busy").status == "failed"
 
     def test_the_method_of_the_route_is_protected(self, client: Client, key: str) -> None:
         """PUT, because a PUT route was decorated."""

@@ -18,7 +18,7 @@ from rest_framework.parsers import JSONParser
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency import Idempotency
+from django_idempotency import Idempotency, get_operation
 from django_idempotency.maintenance import forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
@@ -70,6 +70,14 @@ class Stateless:
     is_authenticated, pk = True, 17
 
 
+class Stranger(Partner):
+    """Knows the caller, and not even an anonymous user."""
+
+    def authenticate(self, request: Any) -> Any:
+        found = super().authenticate(request)
+        return found and (None, found[1])
+
+
 def told_by(*authenticators: Any, **options: Any) -> Any:
     view = view_class(IdempotencyMixin, APIView, post=creates(), authentication_classes=authenticators)
     return view.as_view(idempotency=options)
@@ -87,8 +95,14 @@ def raw(**attributes: Any) -> Any:
     return view_class(IdempotencyMixin, APIView, post=read, **attributes).as_view()
 
 
+def derives(request: Any) -> HttpResponse:
+    return HttpResponse(get_operation(request).derive_key("charge"))
+
+
 urlpatterns = [
     path("partners", told_by(Partner)),
+    path("strangers", told_by(Stranger)),
+    path("derives", view_class(IdempotencyMixin, APIView, post=derives, authentication_classes=[Partner]).as_view()),
     path("issued", told_by(partial(Issued, "shops"), partial(Issued, "partners"))),
     path("v1", told_by(Bearer, operation="order")),
     path("v2", told_by(Partner, Bearer, operation="order")),
@@ -127,6 +141,22 @@ def test_the_scope_of_a_text_stays_the_same_from_release_to_release(post: Any, p
     assert IdempotencyKey.objects.get().scope == (
         "auth:2ab1d9e927a3baf42156cee6e79351be39fb9e1ebcf8318b26901e5107a10bc7"
     )
+
+
+@pytest.mark.parametrize("path", ["/partners", "/strangers"])
+def test_two_texts_are_two_callers(post: Any, path: str) -> None:
+    """Whatever the authenticator returns beside them."""
+    answers = [post(path, headers={"X-Partner": name}) for name in ("17", "18", "17")]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "false", "true"]
+
+
+def test_switched_off_a_caller_derives_the_same_key(post: Any, settings: Any) -> None:
+    """And no other caller derives it. The gateway knows the charge by it."""
+    callers = [{"X-Partner": name} for name in ("17", "18")]
+    protected = [post("/derives", headers=caller).content for caller in callers]
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    assert [post("/derives", headers=caller).content for caller in callers] == protected
+    assert len(set(protected)) == 2
 
 
 @pytest.mark.parametrize(

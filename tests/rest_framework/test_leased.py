@@ -152,6 +152,14 @@ def test_an_exception_out_of_a_call_is_no_answer(post: Any) -> None:
     assert (len(CALLS), len(set(CALLS))) == (2, 1)
 
 
+def test_what_reconcile_returns_is_rendered_as_the_views_own_answer(post: Any) -> None:
+    RECONCILE.append(lambda operation: Response({"paid": operation.in_doubt}, status=201))
+    assert post("/reconciled", {"charge": "raises"}).status_code == 402
+    answers = [post("/reconciled", {"charge": "raises"}) for _ in range(2)]
+    assert [(answer.status_code, answer.json()) for answer in answers] == [(201, {"paid": ["charge"]})] * 2
+    assert [replayed(answer) for answer in answers] == ["false", "true"]
+
+
 @pytest.mark.parametrize("another_call", [False, True])
 def test_a_refusal_is_final_as_soon_as_reconcile_has_left_no_doubt(post: Any, another_call: bool) -> None:
     """The view sees the steps as `reconcile` has left them, and so does the judgement of its answer."""

@@ -242,10 +242,10 @@ def test_a_scope_without_http_is_stored_as_a_hash_too(scope: str) -> None:
 
 
 def test_two_credentials_are_not_one_long_one(rf: RequestFactory) -> None:
-    """Where one header ends and the next begins is part of who is calling."""
-    pairs = (("Bearer ab", "c"), ("Bearer a", "bc"), ("Bearer abc", ""))
+    """Where one header ends and the next begins is part of who is calling. A name in Basic may be no text."""
+    pairs = (("Bearer ab", "c"), ("Bearer a", "bc"), ("Bearer abc", ""), ("Basic /w==", ""))
     requests = [rf.post("/", HTTP_AUTHORIZATION=first, HTTP_X_API_KEY=second) for first, second in pairs]
-    assert len({scope_of(request, resolve()) for request in requests}) == 3
+    assert len({scope_of(request, resolve()) for request in requests}) == 4
 
 
 def test_a_readable_scope_stays_readable() -> None:
