@@ -18,6 +18,7 @@ from django.test.client import encode_multipart
 from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.fingerprints import Unparsable, fingerprint_of, payload_of
+from django_idempotency.engine.request.problems import Refused
 from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem, replayed
 from tests.payloads import FORM, JSON, MULTIPART, of, parsed_as
@@ -238,7 +239,19 @@ def test_what_a_middleware_has_decompressed_may_have_another_length(rf: RequestF
     assert of(request)
 
 
-@pytest.mark.parametrize("read", [payload_of, parsed_as(lambda: {"a": 1})], ids=["Django", "a framework"])
+READERS = [payload_of, parsed_as(lambda: {"a": 1})]
+
+
+@pytest.mark.parametrize("read", READERS, ids=["Django", "a framework"])
+def test_a_body_that_django_does_not_read_is_413(rf: RequestFactory, settings: Any, read: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1
+    request = rf.post("/", b'{"a":1}', content_type=JSON)
+    with pytest.raises(Refused) as refused:
+        fingerprint_of(request, resolve(), request, read)
+    assert (refused.value.problem.status, refused.value.problem.code) == (413, "body-too-large")
+
+
+@pytest.mark.parametrize("read", READERS, ids=["Django", "a framework"])
 def test_a_truncated_body_that_was_never_compressed_is_refused(rf: RequestFactory, read: Any) -> None:
     """Whatever its header says: nobody has replaced the stream, which has counted the bytes."""
     sent: Any = {"headers": {"Content-Encoding": "gzip"}, "wsgi.input": BytesIO(b'{"a":')}

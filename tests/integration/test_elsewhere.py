@@ -46,10 +46,14 @@ def test_events_name_the_backend() -> None:
     assert told[0]["attempt"] == 1
 
 
-def test_a_refused_key_names_the_backend() -> None:
+def test_a_refusal_names_the_backend() -> None:
+    """Of a key, and of a replay."""
+    send = posting(may_replay=lambda request: False)
+    send()
     with heard() as told:
-        assert posting()(key="").status_code == 400
-    assert [(one["event"], one["using"], one["backend"]) for one in told] == [("invalid", None, "events")]
+        assert [send(key="").status_code, send().status_code] == [400, 403]
+    assert [one["event"] for one in told] == ["invalid", "replay_refused"]
+    assert {(one["using"], one["backend"]) for one in told} == {(None, "events")}
 
 
 def test_a_duplicate_of_a_running_request_is_a_conflict() -> None:

@@ -338,6 +338,7 @@ def test_a_request_without_a_usable_key_is_told(
     (told,) = events
     about = told["identity"]
     assert (told["event"], told["attempt"], told["reason"]) == (event, None, "")
+    assert (told["using"], told["backend"]) == ("default", None)
     assert (about.operation, about.scope, about.key, about.reference) == ("POST create", "", "", "")
     (record,) = (record for record in caplog.records if record.name == "django_idempotency")
     assert record.getMessage() == f"Idempotency key (none) of POST create: {event}."
@@ -353,4 +354,4 @@ def test_a_replay_that_the_project_keeps_back_is_told(post: Post) -> None:
     post("/mine", client=client)
     with heard() as events:
         assert post("/mine", client=client, headers={"X-Denied": "1"}).status_code == 403
-    assert [event["event"] for event in events] == ["replay_refused"]
+    assert [(event["event"], event["using"]) for event in events] == [("replay_refused", "default")]

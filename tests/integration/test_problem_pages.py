@@ -39,7 +39,7 @@ def order(request: HttpRequest) -> HttpResponse:
     return HttpResponse(Order.objects.create(reference=request.POST["item"]).pk, status=201)
 
 
-@idempotent(key=from_form_field())
+@idempotent(key=from_form_field(), may_replay=lambda request: "X-Denied" not in request.headers)
 def picky(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=400 if request.POST["item"] == "sold out" else 201)
 
@@ -142,6 +142,8 @@ def test_the_sentences_are_for_shoppers_and_nothing_is_cached(client: Client) ->
     assert "<form" not in text  # nothing good comes of sending it again
     refused = [client.post("/picky/", {**FORM, "item": item}, headers=BROWSER) for item in ("sold out", "a lamp")]
     assert "This form was refused when you first sent it" in refused[1].content.decode()
+    denied = client.post("/picky/", {**FORM, "item": "a lamp"}, headers={**BROWSER, "X-Denied": "1"}).content.decode()
+    assert "This form was sent before, with different content" in denied  # and not what became of it
     assert "no-store" in answers[1]["Cache-Control"]
     with translation.override("de"):
         german = client.post("/order/", {}, headers=BROWSER)
@@ -252,7 +254,7 @@ def test_each_exception_has_the_answer_of_a_protected_view(
     rf: Any, settings: Any, conf: dict[str, Any], error: NotRun, status: int, code: str, retry_after: str | None
 ) -> None:
     """Never 202: a sender of webhooks would take that for success, and would not deliver again."""
-    settings.IDEMPOTENCY = conf
+    settings.IDEMPOTENCY, settings.DEBUG = conf, True
     response = problem_response(rf.post("/hook"), error)
     assert (response.status_code, response.headers.get("Retry-After")) == (status, retry_after)
     assert (json.loads(response.content)["code"], response.headers["Idempotency-Replayed"]) == (code, "false")

@@ -73,6 +73,13 @@ def test_the_gateway_charges_each_client_once(
         assert len(HOOKS["gateway"].get("/charges").json()["charges"]) == charges
 
 
+@pytest.mark.parametrize("paused", [True, lambda: True])
+def test_a_pause_is_for_the_protected_methods(client: Any, settings: Any, paused: Any) -> None:
+    """A page can still be read."""
+    settings.IDEMPOTENCY = {"PAUSED": paused}
+    assert [getattr(client, method)("/atomic").status_code for method in ("get", "put", "post")] == [200, 200, 503]
+
+
 @pytest.mark.parametrize(
     ("setting", "name", "why"),
     [(OFF, "atomic", "ENABLED is False"), ({}, "observed/a", "observe is True"), (OFF, None, "ENABLED is False")],

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import path
+from django.urls import path, resolve
 
 pytest.importorskip("ninja")
 
@@ -22,7 +22,7 @@ from ninja.errors import HttpError, ValidationError
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
 
 from django_idempotency import IdempotencyConfigurationError, run_once
-from django_idempotency.keys import scope_of_request
+from django_idempotency.keys import caller_scope, scope_of_request
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.ninja import idempotent_operation
 from tests.factories import UserFactory
@@ -195,6 +195,15 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.ninja.test_view_cal
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     CALLS.clear()
+
+
+def test_a_scope_function_finds_the_caller_of_a_view_that_is_called_directly(rf: Any, settings: Any) -> None:
+    """Without a match of the URL, the running operation says that the caller is Ninja's to tell."""
+    settings.IDEMPOTENCY = {"SCOPE": lambda request: f"acme:{caller_scope(request)}"}
+    view = resolve("/key").func
+    for name in ("17", "18"):
+        assert view(rf.post("/key", headers={"Idempotency-Key": "k", "X-Shop-Key": name})).status_code == 200
+    assert Order.objects.count() == 2
 
 
 class TestOutcomes:

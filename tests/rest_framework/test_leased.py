@@ -11,7 +11,7 @@ pytest.importorskip("rest_framework")
 
 from django.db import IntegrityError, connection
 from django.shortcuts import get_object_or_404
-from django.urls import path
+from django.urls import include, path
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
@@ -21,6 +21,7 @@ from django_idempotency import Idempotency, get_operation, idempotent
 from django_idempotency.maintenance import half_done, in_doubt
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.rest_framework import IdempotencyMixin
+from django_idempotency.testing import create_key
 from tests.http import replayed
 from tests.shopapp.models import Line, Order
 from tests.views import view_class
@@ -86,6 +87,12 @@ def write(request: Any) -> Response:
     raise AssertionError
 
 
+@api_view(["POST"])
+@idempotent(lease=60, in_progress_status=202)
+def poll(request: Any) -> Response:
+    return Response(status=201)
+
+
 def half() -> None:
     Order.objects.create(reference="before")
     commit()
@@ -109,6 +116,8 @@ urlpatterns = [
     path("write", write),
     path("commits", commits),
     path("reconciled", reconciled),
+    path("poll", poll),
+    path("status/", include("django_idempotency.urls")),
 ]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test_leased")]
 
@@ -146,10 +155,17 @@ def test_an_exception_out_of_a_call_is_no_answer(post: Any) -> None:
     """Whatever its status: it is not known whether the card was charged, so the key fails with the call in doubt."""
     assert post("/pay", {"charge": "raises"}).status_code == 402
     row = IdempotencyKey.objects.get()
-    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: line 40 of {__name__}.charge")
+    assert (row.status, row.last_error) == ("failed", f"{__name__}.Declined: line 41 of {__name__}.charge")
     assert IdempotencyStep.objects.get().finished_at is None
     assert post("/pay", {"charge": "raises"}).status_code == 402
     assert (len(CALLS), len(set(CALLS))) == (2, 1)
+
+
+def test_a_duplicate_that_is_told_where_to_look_has_data(post: Any, key: str) -> None:
+    """As each answer of the framework has: tests and middlewares read it."""
+    create_key(key, operation="POST poll", status="in_progress")
+    answer = post("/poll")
+    assert (answer.status_code, answer.data["code"], answer.json()) == (202, "in-progress", answer.data)
 
 
 def test_what_reconcile_returns_is_rendered_as_the_views_own_answer(post: Any) -> None:
