@@ -142,6 +142,8 @@ def test_a_chunked_body_that_wsgi_does_not_show_is_411(rf: RequestFactory, kind:
     response = idempotent(answers())(request())
     assert (response.status_code, problem(response)["code"], replayed(response)) == (411, "length-required", "false")
     assert not IdempotencyKey.objects.exists()
+    with pytest.raises(Refused, match="length-required"):  # a framework's parser finds nothing, either
+        fingerprint_of(request(), resolve(), request(), parsed_as(dict))
     assert idempotent(fingerprint=None)(answers())(request()).status_code == 200
 
 
