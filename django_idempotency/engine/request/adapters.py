@@ -107,7 +107,8 @@ DJANGO = Adapter()
 def adapter_of(*candidates: Any) -> Adapter:
     """Return the adapter for the first object that comes from a registered framework, or the one for plain Django."""
     for candidate in candidates:
-        if (adapter := _registered(type(candidate), str(getattr(candidate, "__module__", "")))) is not None:
+        kind: type = type(candidate)
+        if (adapter := _registered(kind, str(getattr(candidate, "__module__", "")))) is not None:
             return adapter
     return DJANGO
 
