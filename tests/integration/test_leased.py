@@ -195,11 +195,19 @@ class TestReconcile:
         HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
         assert post("/pay/reconcile").content == b"now we know"
 
-    @pytest.mark.parametrize("status", [429, 500, 503])
-    def test_an_answer_that_is_not_final_is_an_error(self, post: Post, in_doubt: None, status: int) -> None:
+    @pytest.mark.parametrize(
+        ("returned", "problem"),
+        [
+            *((HttpResponse(status=status), f"answered {status}, which is not final") for status in (429, 500, 503)),
+            ("paid", "reconcile returned 'paid'; return an HttpResponse, or None"),
+        ],
+    )
+    def test_an_answer_that_is_not_final_is_an_error(
+        self, post: Post, in_doubt: None, returned: Any, problem: str
+    ) -> None:
         """The gateway cannot be asked now. Kept, the answer would be replayed for ever, and nobody would ask again."""
-        HOOKS["reconcile"] = lambda operation: HttpResponse(status=status)
-        with pytest.raises(IdempotencyConfigurationError, match=f"answered {status}, which is not final"):
+        HOOKS["reconcile"] = lambda operation: returned
+        with pytest.raises(IdempotencyConfigurationError, match=problem):
             post("/pay/reconcile")
         assert needs_attention().count() == 1
         HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
