@@ -104,7 +104,7 @@ def report_outcome(
             event = "held" if outcome.held else "released"
             report(event, identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
-            levels = _levels_of_held(using, identity.key_hash, identity.scope_hash, attempt)
+            levels = _levels_of_held(using, identity.scope_hash, attempt)
             # `report` drops everything after a colon, and a step's name may contain one.
             reason = outcome.choice.replace(":", ";")
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -34,8 +35,9 @@ def test_two_round_trips_for_a_first_request_and_one_for_a_replay() -> None:
     assert swaps == [2, 1]
 
 
-def test_events_name_the_backend() -> None:
+def test_events_and_log_records_name_the_backend(caplog: pytest.LogCaptureFixture) -> None:
     """And no alias."""
+    caplog.set_level(logging.INFO, "django_idempotency")
     send = posting()
     with heard() as told:
         send()
@@ -43,6 +45,7 @@ def test_events_name_the_backend() -> None:
         send(b'{"a": 1}')
     assert events(told) == ["claimed", "completed", "replayed", "mismatched"]
     assert {(one["using"], one["backend"], one["identity"].key) for one in told} == {(None, "events", "k")}
+    assert {(vars(one)["database"], vars(one)["backend"]) for one in caplog.records} == {(None, "events")}
     assert told[0]["attempt"] == 1
 
 
@@ -173,17 +176,21 @@ def test_a_key_that_cannot_be_freed_waits_for_its_lease(status: int, caplog: pyt
     assert "waits for its lease" in caplog.text
 
 
-def test_work_that_raises_is_told_as_released() -> None:
-    """With the exception, and with what it refers to."""
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [(lambda: 1 / 0, "ZeroDivisionError"), (lambda: HttpResponse(status=429), "The view answered 429.")],
+)
+def test_work_without_a_result_is_told_as_released(end: Callable[[], Any], reason: str) -> None:
+    """With the reason, and with what it refers to."""
 
-    def refers_and_raises(request: Any) -> HttpResponse:
+    def refers(request: Any) -> HttpResponse:
         get_operation(request).refer_to("event", 7)
-        raise ZeroDivisionError
+        return end()  # type: ignore[no-any-return]
 
-    with heard("released") as told, pytest.raises(ZeroDivisionError):
-        posting(refers_and_raises)()
+    with heard("released") as told, suppress(ZeroDivisionError):
+        posting(refers)()
     (event,) = told
-    assert (event["reason"], event["resource"], event["backend"]) == ("ZeroDivisionError", ("event", "7"), "events")
+    assert (event["reason"], event["resource"], event["backend"]) == (reason, ("event", "7"), "events")
 
 
 def test_a_reference_that_was_stored_unheard_does_not_lose_the_key() -> None:

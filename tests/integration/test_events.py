@@ -242,6 +242,18 @@ class TestLeased:
             assert levels(caplog, "held") == ["ERROR", "INFO", "INFO"] * attempt
             release_for_retry(row())
 
+    @pytest.mark.django_db(databases=["default", "other"], transaction=True)
+    @pytest.mark.parametrize("other", [{"key": "k2"}, {"scope": "s2"}, {"operation": "o2"}, {"using": "other"}])
+    def test_a_doubt_about_another_key_is_an_error_of_its_own(self, caplog: Log, other: dict[str, str]) -> None:
+        """Also of the same key in another scope, operation or database."""
+        about: dict[str, Any] = {"scope": str(uuid4()), "key": "k", "operation": "o", "lease": 60}
+        for of in (about, {**about, **other}):
+            with pytest.raises(Broken):
+                run_once(lambda operation: operation.call("charge", breaks), on_abandoned="hold", **of)
+            with pytest.raises(OutcomeUnknown):
+                run_once(lambda operation: 1, on_abandoned="hold", **of)
+        assert levels(caplog, "held") == ["ERROR", "ERROR"]
+
     def test_each_event_names_the_resource_and_the_database(self, caplog: Log) -> None:
         """What the work refers to is told from the release on: of atomic mode, of the retry and of a replay."""
         caplog.set_level(logging.INFO, "django_idempotency")
@@ -280,6 +292,7 @@ class TestPurged:
         (event,) = events
         assert (event["event"], event["using"], event["cleanup"].deleted) == ("purged", "default", 1)
         assert (event["identity"], event["attempt"], event["reason"], event["resource"]) == (None, None, "", None)
+        assert event["backend"] is None
         (record,) = caplog.records
         assert record.getMessage() == (
             "Idempotency keys of default: 1 deleted, 0 unstuck, 0 stuck, 0 in doubt, 0 half done."
