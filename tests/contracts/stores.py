@@ -22,7 +22,9 @@ from django_idempotency.engine.protocol.outcomes import (
     TooOld,
 )
 from django_idempotency.engine.stores import Store, store_for
-from django_idempotency.exceptions import ClaimLost
+from django_idempotency.engine.stores.sealing import unseal
+from django_idempotency.exceptions import ClaimLost, LeaseLost
+from django_idempotency.maintenance import close_with
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim, expire, granted
 
@@ -38,6 +40,11 @@ class TestStoreContract:
         assert isinstance(claimed, Claimed)
         store.complete(claimed, snapshot)
         return claimed
+
+    def fail(self, store: Store, claim: ClaimRequest, error: str = "it broke") -> None:
+        claimed = store.claim(claim)
+        assert isinstance(claimed, Claimed)
+        store.journal.fail(claimed, claim, error)
 
     def test_a_new_key_is_claimed_at_attempt_one(self, store: Store) -> None:
         """The first claim of a key is ours."""
@@ -206,6 +213,69 @@ class TestStoreContract:
         IdempotencyKey.objects.filter(key=last.key).update(expires_at=earlier)
         assert store.purge(10, stopped)[0] == (2 if stopped is None else 1)
         assert store.purge(10, stopped) == (0, stopped)
+
+    @pytest.mark.parametrize("meanwhile", ["claimed", "failed again", "closed"])
+    def test_a_retry_takes_no_key_that_has_changed_since_it_was_read(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    ) -> None:
+        """Another retry has claimed it, or a person has entered the answer, before this one could lock the row."""
+        wanted = a_claim(lease=60.0)
+        self.fail(store, wanted)
+        read = store._read(wanted)
+        if meanwhile == "closed":
+            close_with(IdempotencyKey.objects.get(), SNAPSHOT)
+        elif meanwhile == "claimed":
+            assert isinstance(store.claim(wanted), Claimed)
+        else:
+            self.fail(store, wanted)
+        before = IdempotencyKey.objects.values().get()
+        monkeypatch.setattr(store, "_read", lambda claim: read)
+        assert store.claim(wanted) == Conflicted()
+        assert IdempotencyKey.objects.values().get() == before
+
+    def test_each_attempt_has_the_policy_and_the_lease_of_its_own_request(self, store: Store) -> None:
+        """The row shows them: the options may have changed since the last attempt."""
+        for policy, lease in (("hold", 60.0), ("retry", 60.0), (None, None)):
+            claimed = store.claim(wanted := a_claim(policy=policy, lease=lease))
+            assert isinstance(claimed, Claimed)
+            row = IdempotencyKey.objects.get()
+            assert (row.policy, row.locked_until is None) == (policy, lease is None)
+            store.journal.fail(claimed, wanted, "it broke")
+
+    def test_a_late_worker_changes_no_key_that_a_person_has_closed(self, store: Store) -> None:
+        """Its attempt is still the last one."""
+        wanted = a_claim(lease=60.0)
+        claimed = store.claim(wanted)
+        assert isinstance(claimed, Claimed)
+        IdempotencyKey.objects.update(locked_until=timezone.now() - timedelta(days=1))
+        close_with(IdempotencyKey.objects.get(), SNAPSHOT)
+        before, journal = IdempotencyKey.objects.values().get(), store.journal
+        for late in (
+            lambda: journal.fence(claimed),
+            lambda: journal.renew(claimed, 60.0),
+            lambda: journal.fail(claimed, wanted, "it broke"),
+            lambda: journal.start_call(claimed, "charge", keyed=False),
+        ):
+            with pytest.raises(LeaseLost), transaction.atomic():
+                late()
+        assert IdempotencyKey.objects.values().get() == before
+
+    def test_a_value_is_entered_only_for_the_call_that_has_lost_it(self, store: Store) -> None:
+        claimed, journal = store.claim(a_claim(lease=60.0)), store.journal
+        assert isinstance(claimed, Claimed)
+        for name, result in (("lost", None), ("also lost", None), ("kept", "1")):
+            journal.start_call(claimed, name, keyed=False)
+            journal.finish_call(claimed, name, result)
+        for name in ("lost", "kept"):
+            journal.enter_lost(claimed, name, "2")
+        results = {name: step.result for name, step in journal.steps(claimed).items()}
+        assert results == {"lost": "2", "also lost": None, "kept": "1"}
+
+    def test_the_text_of_an_error_is_kept_in_ascii(self, store: Store) -> None:
+        """A text that the database refuses would leave the key locked until its lease ends."""
+        self.fail(store, a_claim(lease=60.0), "Überlauf")
+        row = IdempotencyKey.objects.get()
+        assert unseal(row, "last_error", row.last_error) == r"\xdcberlauf"
 
     def test_a_conflict_brings_what_is_left_of_the_lease(self, store: Store) -> None:
         """By the database's clock. A lease of 1,000 seconds has just begun."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.urls import ResolverMatch
+from django.utils import timezone
 
 from django_idempotency import Operation, OutcomeUnknown, get_operation, idempotent, run_once
 from django_idempotency.engine.stores import alias_for
@@ -82,6 +84,28 @@ def test_a_person_releases(doubt: IdempotencyKey) -> None:
     assert run_once(lambda operation: operation.attempt, **HELD).value == 2
 
 
+def test_an_atomic_run_is_refused_after_the_steps_of_its_alias() -> None:
+    """It would run them again."""
+
+    def charges_and_fails(operation: Operation) -> None:
+        operation.call("charge", depths)
+        fails()
+
+    with pytest.raises(OSError, match="hung up"):
+        run_once(charges_and_fails, **HELD)
+    with pytest.raises(OutcomeUnknown):
+        run_once(depths, scope="s", key="k", operation="pay", using="other")
+
+
+def test_an_expired_key_is_taken_over_without_its_steps() -> None:
+    """Of its alias, too: the new request makes a new call."""
+    calls: list[int] = []
+    for _ in range(2):
+        run_once(lambda operation: operation.call("charge", calls.append, 1), **HELD)
+        IdempotencyKey.objects.using("other").update(expires_at=timezone.now() - timedelta(days=2))
+    assert calls == [1, 1]
+
+
 def test_the_work_runs_in_a_transaction_of_its_alias() -> None:
     """Of that one only."""
     before = depths()
@@ -117,7 +141,6 @@ def test_a_retry_of_a_leased_key_claims_in_a_transaction_of_its_alias() -> None:
     assert seen == {(0, 0), (0, 1)}
 
 
-@pytest.mark.only_on("mysql")
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_a_call_begins_in_a_transaction_of_its_alias() -> None:
     """InnoDB locks the key before it adds the step. A takeover cannot come between the two."""
@@ -165,6 +188,7 @@ ROUTER = {"DATABASE_ROUTERS": ["tests.routers.OtherIsWritten"]}
 @pytest.mark.parametrize(
     ("settings", "given", "alias"),
     [
+        ({"DATABASE_ROUTERS": ["tests.routers.OrdersAreOnOther"]}, None, "default"),
         ({}, None, "default"),
         ({"IDEMPOTENCY": {"USING": "other"}}, None, "other"),
         ({"IDEMPOTENCY": {"USING": "other"}}, "default", "default"),

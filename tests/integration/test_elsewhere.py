@@ -142,10 +142,11 @@ def test_a_claim_that_took_effect_unheard_waits_for_its_lease() -> None:
     assert ([send().status_code, send().status_code], RUNS) == ([503, 409], [])
 
 
-def test_a_foreign_value_runs_nothing(backend: FaultyBackend) -> None:
+def test_a_foreign_value_runs_nothing(backend: FaultyBackend, caplog: pytest.LogCaptureFixture) -> None:
     """It is in no format of this release."""
     backend.swap(NAME, None, b"2 of tomorrow", 60)
     assert (posting()().status_code, RUNS) == (503, [])
+    assert "a format that this release cannot read" in caplog.text
 
 
 def test_a_result_that_cannot_be_stored_is_sent(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, modify_settings
 
@@ -91,6 +91,21 @@ class TestNotMigrated:
 
         with pytest.raises(DatabaseError, match="nowhere"):
             broken(RequestFactory().post("/", headers={"Idempotency-Key": "k"}))
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_another_database_without_an_up_to_date_table_is_named(settings: Any) -> None:
+    """A router that lets the table in there is not blamed."""
+    settings.DATABASE_ROUTERS = ["tests.routers.KeysOnOther"]
+    older, usual = OLDER_TABLE
+    message = r"^database 'other' has no up-to-date table '\w+'\. Run: python manage\.py migrate --database other\. "
+    with connections["other"].cursor() as cursor:
+        cursor.execute(older)
+        try:
+            with pytest.raises(IdempotencyConfigurationError, match=message):
+                send(using="other")
+        finally:
+            cursor.execute(usual)
 
 
 @pytest.mark.parametrize("use", [send, lambda **o: run_once(print, operation="print", scope="s", key="k", **o)])

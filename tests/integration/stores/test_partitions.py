@@ -216,6 +216,12 @@ class TestTwoLeasedKeysWithOneId:
         page = page_of(staff("view_idempotencykey", "resolve_idempotencykey", "view_response"), waiting, "record")
         assert [charge in page for charge in GATEWAY.charges] == [False, True]
 
+    def test_a_retry_goes_on_from_its_own_steps(self) -> None:
+        """And changes no other row. The other key's order is not its order."""
+        assert post_empty("living").json()["attempt"] == 2
+        assert (GATEWAY.calls, len(GATEWAY.charges), Order.objects.count()) == (2, 2, 2)
+        assert post_empty("done").headers["Idempotency-Replayed"] == "true"
+
     @pytest.mark.parametrize("deletion", ["cleanup", "forget"])
     def test_the_living_one_keeps_its_steps_when_the_other_goes(self, deletion: str) -> None:
         """Without them, its retry would charge again."""

@@ -40,6 +40,7 @@ def test_w007_names_an_index_that_is_missing(name: str) -> None:
             editor.add_index(model, index)
     assert message.id == "django_idempotency.W007"
     assert message.msg.startswith(f"table {model._meta.db_table!r} of database 'default' lacks {name}. ")
+    assert message.hint == "Create them as `python manage.py sqlmigrate django_idempotency 0001` shows."
 
 
 def test_the_database_refuses_a_time_of_attention_that_does_not_fit() -> None:

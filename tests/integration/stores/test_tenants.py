@@ -50,12 +50,14 @@ def everything(schema: str) -> list[Any]:
 def theirs() -> Iterator[None]:
     """Tenant B has a leased key in progress, with a call and the id and the attempt of the next key of tenant A.
 
+    The client's key is the same, too: both count their orders from 1.
+
     Nothing of it is different at the end of the test.
     """
     switch("tenant_b")
     store = store_for("default")
     with transaction.atomic():
-        claimed = store.claim(a_claim(key="of tenant b", lease=60.0))
+        claimed = store.claim(a_claim(key="k", scope="b", lease=60.0))
         assert isinstance(claimed, Claimed)
         assert (claimed.id, claimed.attempt) == (1, 1)
         store.journal.start_call(claimed, "mirror", keyed=False)
@@ -88,7 +90,7 @@ def test_a_claim_does_not_end_in_another_schema() -> None:
 @pytest.mark.parametrize("end", ["complete", "release", "renew", "fail", "fence", "start_call", "start_write", "steps"])
 def test_no_statement_of_a_claim_meets_the_row_of_another_tenant(end: str) -> None:
     """Each has the hashes of the identity, beside id and attempt."""
-    store, wanted = store_for("default"), a_claim(key="of tenant a", lease=60.0)
+    store, wanted = store_for("default"), a_claim(key="k", scope="a", lease=60.0)
     with transaction.atomic():
         claimed = store.claim(wanted)
     assert isinstance(claimed, Claimed)
