@@ -260,6 +260,21 @@ class TestStoreContract:
                 late()
         assert IdempotencyKey.objects.values().get() == before
 
+    def test_each_change_of_a_worker_shows_in_the_time_of_the_last_change(self, store: Store) -> None:
+        """A decision about what was shown before it is then refused."""
+        claimed, journal = store.claim(a_claim(lease=60.0)), store.journal
+        assert isinstance(claimed, Claimed)
+        before = timezone.now() - timedelta(days=1)
+        for change in (
+            lambda: journal.start_call(claimed, "charge", keyed=False),
+            lambda: journal.finish_call(claimed, "charge", None),
+            lambda: journal.renew(claimed, 60.0),
+            lambda: journal.refer(claimed, ("order", "7")),
+        ):
+            IdempotencyKey.objects.update(updated_at=before)
+            change()
+            assert IdempotencyKey.objects.get().updated_at > before
+
     def test_a_value_is_entered_only_for_the_call_that_has_lost_it(self, store: Store) -> None:
         claimed, journal = store.claim(a_claim(lease=60.0)), store.journal
         assert isinstance(claimed, Claimed)

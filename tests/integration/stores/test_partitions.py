@@ -181,6 +181,18 @@ def test_a_decision_is_about_the_row_that_was_read(store: Store) -> None:
     assert [key.decisions is None for key in IdempotencyKey.objects.order_by("key")] == [True, False]
 
 
+def test_the_steps_of_two_callers_with_one_key_and_one_id_are_apart(store: Store) -> None:
+    for scope in ("a", "b"):
+        with transaction.atomic():
+            store.journal.start_call(claimed(store, scope=scope, lease=60.0), scope, keyed=False)
+    IdempotencyKey.objects.update(id=7)
+    IdempotencyStep.objects.update(key_id=7)
+    for scope in ("a", "b"):
+        with transaction.atomic():
+            of = granted(7, 1, scope=scope)
+            assert list(store.journal.steps(of)) == [doubt.name for doubt in store.journal.doubts(of, 60)] == [scope]
+
+
 class TestTwoLeasedKeysWithOneId:
     """One is done, and the worker of the other has died after its charge."""
 
