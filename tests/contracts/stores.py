@@ -299,6 +299,15 @@ class TestStoreContract:
             assert isinstance(duplicate, Conflicted)
             assert 900 < duplicate.lease_left <= 1000
 
+    def test_a_look_at_a_key_that_is_free_again_is_a_conflict(self, store: Store) -> None:
+        """Gone, failed or expired: the client of a worker that was too late comes back later."""
+        assert store.look(a_claim()) == Conflicted()
+        self.fail(store, a_claim(lease=60.0))
+        assert store.look(a_claim()) == Conflicted()
+        self.finish(store, a_claim(key="another"))
+        expire()
+        assert store.look(a_claim(key="another")) == Conflicted()
+
     def test_a_rolled_back_claim_leaves_nothing(self, store: Store) -> None:
         """The claim lives and dies with its transaction."""
         with transaction.atomic():
