@@ -241,8 +241,10 @@ class TestConnections:
         with transaction.atomic():
             assert store.claim(a_claim()) == Completed(snapshot=SNAPSHOT, resource=("order", "7"))
 
-    def test_an_error_of_the_claim_leaves_the_connection_as_it_was(self, tap: Tap) -> None:
+    def test_an_error_of_the_claim_leaves_the_connection_as_it_was(self, tap: Tap, way: str) -> None:
+        """It is not sent again: only a prepared statement that is lost goes once more, by text."""
         with pytest.raises(DatabaseError), transaction.atomic():
             store_for("default").claim(a_claim(ttl=float("nan")))
+        assert verbs(tap.take()) == [OPENED[way], ["ROLLBACK"]]
         assert (connection.in_atomic_block, connection.connection.autocommit) == (False, True)
         assert Order.objects.count() == 0
