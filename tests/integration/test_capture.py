@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -39,6 +40,16 @@ def empty(request: HttpRequest, order: Order) -> HttpResponse:
     return response
 
 
+class Status(int, Enum):
+    CREATED = 201
+
+
+def enumerated(request: HttpRequest, order: Order) -> HttpResponse:
+    response = HttpResponse(order.pk)
+    response.status_code = Status.CREATED
+    return response
+
+
 def located(order: Order) -> dict[str, str]:
     return {"Location": f"/orders/{order.pk}"}
 
@@ -46,6 +57,7 @@ def located(order: Order) -> dict[str, str]:
 RESPONSES: dict[str, Callable[..., Any]] = {
     "mirror": mirror,
     "empty": empty,
+    "enumerated": enumerated,
     "moved": lambda request, order: HttpResponseRedirect(f"/target?id={order.pk}"),
     "stream": lambda request, order: StreamingHttpResponse([b"a", b"b"], status=201, headers=located(order)),
     "download": lambda request, order: FileResponse(iter([b"x"])),
@@ -183,3 +195,10 @@ def test_only_a_redirect_has_the_address_of_a_redirect() -> None:
     address = (("Location", "/orders/1"),)
     for status, headers, has_it in [(201, address, 0), (300, address, 1), (304, (), 0), (400, address, 0)]:
         assert hasattr(restore(Snapshot(status_code=status, headers=headers, body=b"")), "url") is bool(has_it)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_status_of_an_enumeration_is_its_number(post: Post) -> None:
+    """Django sends the number to the client, so a view may do this."""
+    assert [post("/enumerated").status_code for _ in range(2)] == [201, 201]
+    assert Order.objects.count() == 1

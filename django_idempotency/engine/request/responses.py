@@ -57,14 +57,17 @@ def capture(response: HttpResponseBase, options: Options) -> Snapshot:
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
     or a password reset link.
     """
+    status = int(
+        response.status_code
+    )  # A view may have set a member of an enumeration, which isn't stored as a number.
     body: bytes | None = None
     if options.store_body and not response.streaming:
         body = response.content  # type: ignore[attr-defined]
     if body is not None and len(body) <= options.max_body_bytes:
-        return Snapshot(status_code=response.status_code, headers=_headers(response), body=body)
+        return Snapshot(status_code=status, headers=_headers(response), body=body)
     location = response.headers.get("Location") if options.store_body else None
     headers: Headers = () if location is None else (("Location", location),)
-    return Snapshot(status_code=response.status_code, headers=headers, body=None)
+    return Snapshot(status_code=status, headers=headers, body=None)
 
 
 def _headers(response: HttpResponseBase) -> Headers:
