@@ -24,17 +24,19 @@ from tests.servers import ANSWER, DEADLINE, eventually, sessions, uvicorn
 from tests.shopapp.models import Ledger, Order
 
 
+@pytest.fixture(scope="module")
+def url(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """Of one server for all tests of its class that ask for it."""
+    with django_db_blocker.unblock(), uvicorn() as url:
+        yield url
+
+
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
 class TestServer:
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
         pytest.importorskip("rest_framework")  # the test server's other views need it
-
-    @pytest.fixture(scope="class")
-    def url(self, django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-        with django_db_blocker.unblock(), uvicorn() as url:
-            yield url
 
     def test_a_client_that_disconnects_cancels_the_work(self, url: str, key: str) -> None:
         """Rolled back, the key is free, and no connection stays behind in a transaction."""
