@@ -13,6 +13,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
 from django.urls import path
+from django.utils import timezone
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -88,6 +89,8 @@ class TestHandle:
         )
         of_step = derived_key(scope=row().scope, operation=row().operation, key=key, step="mail")
         assert found == (row().scope, key, key_reference(key), 1, of_step, (), {})
+        IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+        assert seen(post, where, lambda operation: operation.attempt) == 2
 
     def test_the_namespace_enters_its_derived_keys(self, post: Post, key: str, settings: Any) -> None:
         """So two deployments that share a gateway account do not answer each other's calls."""

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from django_idempotency import (
-    get_operation,
-)
+from django_idempotency import PayloadMismatch, StoreBusy, get_operation, run_once
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.protocol.outcomes import ClaimRequest
 from django_idempotency.engine.stores.values import claim_value, name_of
@@ -21,6 +19,11 @@ from tests.backends import FaultyBackend, evict, no_answer
 from tests.elsewhere import NAME, OPTIONS, RUNS, events, faulty_backend, posting, publish  # noqa: F401 (a fixture)
 from tests.heard import heard
 from tests.http import problem, replayed, same
+
+
+def counts() -> int:
+    return len(RUNS)
+
 
 # --- the normal case
 
@@ -47,6 +50,23 @@ def test_events_and_log_records_name_the_backend(caplog: pytest.LogCaptureFixtur
     assert {(one["using"], one["backend"], one["identity"].key) for one in told} == {(None, "events", "k")}
     assert {(vars(one)["database"], vars(one)["backend"]) for one in caplog.records} == {(None, "events")}
     assert told[0]["attempt"] == 1
+
+
+def test_events_of_run_once_name_the_backend_too(settings: Any) -> None:
+    """Also as it is paused: nothing is read or run then, and only the operation is known."""
+    paused = [True, False, False, False]
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "PAUSED": lambda: paused.pop()}
+    with heard() as told:
+        for payload in (1, 1, 2):
+            with suppress(PayloadMismatch):
+                run_once(counts, scope="s", key="k", payload=payload, backend="events", lease=30)
+        with pytest.raises(StoreBusy, match=rf"is on, so {__name__}\.counts did not run"):
+            run_once(counts, scope="s", key="k", backend="events", lease=30)
+    assert events(told) == ["claimed", "completed", "replayed", "mismatched", "paused"]
+    assert {(one["using"], one["backend"], one["identity"].operation) for one in told} == {
+        (None, "events", f"{__name__}.counts")
+    }
+    assert [(one["identity"].scope, one["identity"].key) for one in told] == [*[("s", "k")] * 4, ("", "")]
 
 
 def test_a_refusal_names_the_backend() -> None:

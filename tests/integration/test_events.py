@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
 
-from django_idempotency import Operation, OperationInProgress, OutcomeUnknown, PayloadMismatch, run_once
+from django_idempotency import Operation, OperationInProgress, OutcomeUnknown, PayloadMismatch, StoreBusy, run_once
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
@@ -117,6 +117,12 @@ class TestOnce:
         with transaction.atomic(), pytest.raises(Broken):
             once(breaks)
         assert told() == [("released", None, "tests.leases.Broken")]
+
+    def test_a_pause_is_told(self, told: Told, settings: Any) -> None:
+        settings.IDEMPOTENCY = {"PAUSED": True}
+        with pytest.raises(StoreBusy, match="is on, so o did not run"):
+            once()
+        assert told() == [("paused", None, "")]
 
     def test_a_duplicate_of_running_work_conflicts(self, told: Told, in_threads: Any) -> None:
         """It is told by the duplicate, while the first is at work."""

@@ -293,6 +293,8 @@ def test_what_a_person_closed_it_with_is_its_value() -> None:
         answer = entered_answer(200, body)
         IdempotencyKey.objects.update(headers=json.dumps(answer.headers), body=answer.body)
         assert run_once(place, scope="s", key="k") == Result(value, replayed=True)
+    IdempotencyKey.objects.update(headers='[["Content-Type", "application/json ; charset=utf-8"]]', body=b"[59]")
+    assert run_once(place, scope="s", key="k").value == [59]
     IdempotencyKey.objects.update(body=b"\xff")
     assert run_once(place, scope="s", key="k").value == "\ufffd"
     IdempotencyKey.objects.update(body=None)

@@ -60,7 +60,9 @@ class TestSteps:
         def nested(operation: Any) -> None:
             getattr(operation, outer)("outer", lambda: getattr(operation, inner)("inner", breaks))
 
-        with pytest.raises(IdempotencyConfigurationError, match="'inner' was started inside the function"):
+        with pytest.raises(
+            IdempotencyConfigurationError, match="'inner' was started inside the function of step 'outer'"
+        ):
             self.run(post, nested)
 
     def test_another_operation_inside_a_step_has_its_own_steps(self, post: Post) -> None:
@@ -204,8 +206,8 @@ class TestSteps:
 
     def test_a_step_knows_whether_its_key_was_asked_for(self, post: Post) -> None:
         """Before the call. So a person knows whether the other side can look the call up by its derived key."""
-        self.run(post, lambda made: [made.call("charge", str, made.derive_key("charge")), made.call("mail", str)])
-        assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"charge": True, "mail": False}
+        self.run(post, lambda made: [*map(made.derive_key, ("a", "b")), *(made.call(name, str) for name in "abc")])
+        assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"a": True, "b": True, "c": False}
 
     def test_one_start_without_its_derived_key_is_remembered(self) -> None:
         """A later attempt that asks for the key does not make the earlier call recognizable."""

@@ -156,17 +156,21 @@ def test_what_cannot_be_identified_runs(
     assert [record.levelname for record in caplog.records if record.name == "django_idempotency"] == ["WARNING"]
 
 
+def charge_once(operation: Any) -> str:
+    return str(operation.derive_key("charge"))
+
+
 @pytest.mark.parametrize("lease", [None, 60])
-@pytest.mark.parametrize(("key", "distinct"), [("a", 1), ("not a key", 2)])
-def test_run_once_sends_the_same_derived_key(settings: Any, lease: Any, key: str, distinct: int) -> None:
-    """If it is one; nothing is stored."""
+@pytest.mark.parametrize(("scope", "key", "distinct"), [("s", "a", 1), ("s", "not a key", 2), ("", "a", 2)])
+@pytest.mark.parametrize("options", [{"operation": "pay"}, {}])
+def test_run_once_sends_the_same_derived_key(
+    settings: Any, lease: Any, scope: str, key: str, distinct: int, options: Any
+) -> None:
+    """If it is one, and its owner is known; nothing is stored."""
     settings.IDEMPOTENCY = OFF
-
-    def work(operation: Any) -> str:
-        return str(operation.derive_key("charge"))
-
-    charged = {run_once(work, scope="s", operation="pay", key=key, lease=lease).value for _ in range(2)}
+    charged = {run_once(charge_once, scope=scope, key=key, lease=lease, **options).value for _ in range(2)}
     assert len(charged) == distinct
     if distinct == 1:
-        assert charged == {derived_key(scope="s", operation="pay", key="a", step="charge")}
+        operation = options.get("operation", f"{__name__}.charge_once")
+        assert charged == {derived_key(scope="s", operation=operation, key="a", step="charge")}
     assert not IdempotencyKey.objects.exists()

@@ -22,6 +22,8 @@ from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key,
         ("order:42/7=x?", "order:42/7=x?"),
         ("42", "42"),
         ("x" * 255, "x" * 255),
+        ("." * 255, "." * 255),
+        ("X.X", "X.X"),
     ],
 )
 def test_c1_the_quoted_and_the_bare_form_are_one_key(field: str, key: str) -> None:

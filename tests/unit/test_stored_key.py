@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,12 +18,14 @@ from django_idempotency.engine.protocol.outcomes import (
     Snapshot,
 )
 from django_idempotency.engine.protocol.stored_key import (
+    Doubt,
     Resume,
     Ruling,
     Status,
     StoredKey,
     TakeOver,
     decide,
+    resumed,
 )
 from django_idempotency.models import IdempotencyKey
 
@@ -114,6 +117,26 @@ def test_the_decision_is_the_tables(case: Case, outcome: Ruling) -> None:
 def test_a_row_without_a_fingerprint_matches_every_payload() -> None:
     """The first request compared nothing, so later ones cannot."""
     assert decide(stored(fingerprint=None), request()) == REPLAY
+
+
+def test_a_refusal_says_what_the_row_says() -> None:
+    """What the operation is about, when to come back, and which attempt's doubt it is."""
+    order = ("order", "7")
+    running = stored(status=Status.IN_PROGRESS, lease_left=20.0, resource=order)
+    conflict, doubt = (decide(replace(running, unleased=unleased), request()) for unleased in (False, True))
+    assert isinstance(conflict, Conflicted)
+    assert (conflict.lease_left, conflict.resource) == (20.0, order)
+    assert isinstance(doubt, InDoubt)
+    assert (doubt.attempt, doubt.resource) == (3, order)
+
+
+@pytest.mark.parametrize(("policy", "unkeyed"), [("retry-keyed", ("charge",)), ("hold", ())])
+def test_only_calls_of_retry_keyed_could_be_repeated_with_their_key(policy: Any, unkeyed: tuple[str, ...]) -> None:
+    """Neither a write, nor a call that the project holds."""
+    doubts = [Doubt("charge", True, False), Doubt("order", False, False)]
+    held = resumed(stored(status=Status.FAILED, resource=("order", "7")), request(policy=policy), doubts)
+    assert isinstance(held, InDoubt)
+    assert (held.attempt, held.resource, held.unkeyed) == (3, ("order", "7"), unkeyed)
 
 
 def test_the_model_has_the_same_states() -> None:
