@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, DataError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 
@@ -17,6 +17,7 @@ from django_idempotency import idempotent
 from django_idempotency.engine.execution import claiming
 from django_idempotency.engine.stores import store_for
 from tests.concurrency.callers import CALLERS
+from tests.heard import heard
 from tests.shopapp.models import Order
 from tests.views import creates, paths
 
@@ -155,6 +156,17 @@ class TestClaimsThatFail:
         claims = failing(1000)
         assert (post("/create").status_code, len(claims)) == (409, 2)
         assert (post("/held_impatient").status_code, len(claims) > 3) == (409, True)
+
+    @pytest.mark.parametrize("failing", ["22012"], indirect=True)
+    def test_any_other_error_is_told_and_raised(self, post: Post, failing: Any) -> None:
+        """At once, and nothing is told as released."""
+        claims = failing(1)
+        with heard() as told, pytest.raises(DataError):
+            post("/create")
+        assert [(event["event"], event["using"], event["reason"]) for event in told] == [
+            ("error", "default", "django.db.utils.DataError")
+        ]
+        assert (told[0]["identity"].operation, len(claims)) == ("POST create", 1)
 
     @CALLERS
     def test_inside_a_transaction_of_the_caller_it_propagates(self, post: Post, failing: Any, caller: Any) -> None:

@@ -167,6 +167,14 @@ def test_a_server_error_rolls_its_alias_back() -> None:
     assert not IdempotencyKey.objects.using("other").exists()
 
 
+def test_a_replay_rolls_back_nothing_elsewhere() -> None:
+    """Its own savepoint alone."""
+    with transaction.atomic():
+        Order.objects.create(reference="kept")
+        answers = [run_once(lambda: 1, scope="s", key="k", operation="o", using="other") for _ in range(2)]
+    assert ([answer.replayed for answer in answers], Order.objects.get().reference) == ([False, True], "kept")
+
+
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_an_event_waits_for_the_commit_of_its_alias() -> None:
     """And is not told if that one is rolled back."""

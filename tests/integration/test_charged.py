@@ -11,6 +11,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from django_idempotency import IdempotencyConfigurationError, Operation, get_operation, run_once
+from django_idempotency.engine.execution import leased
 from django_idempotency.maintenance import half_done, in_doubt, needs_attention
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.integration.leased_urls import GATEWAY, HOOKS
@@ -138,6 +139,19 @@ class TestAnAnswerBeforeTheSteps:
         with pytest.raises(Broken):
             post()
         HOOKS["view"] = lambda request: charge(request.idempotency)
+        post()
+        assert row().status == "completed"
+
+    def test_a_read_whose_result_never_arrived_is_no_matter(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As when a signal's exception strikes between its COMMIT and its return."""
+        monkeypatch.setattr(leased, "as_kept", breaks)
+
+        def does_without(request: Any) -> str:
+            with pytest.raises(Broken):
+                request.idempotency.fetch("rate", lambda: 1.5)
+            return "without a rate"
+
+        HOOKS["view"] = does_without
         post()
         assert row().status == "completed"
 

@@ -15,6 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_idempotency import Operation, OperationInProgress, OutcomeUnknown, PayloadMismatch, StoreBusy, run_once
+from django_idempotency.exceptions import NotDecryptable
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
@@ -117,6 +118,15 @@ class TestOnce:
         with transaction.atomic(), pytest.raises(Broken):
             once(breaks)
         assert told() == [("released", None, "tests.leases.Broken")]
+
+    def test_a_response_that_cannot_be_decrypted_is_an_error(self, told: Told, settings: Any) -> None:
+        fernet = pytest.importorskip("cryptography.fernet").Fernet
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [fernet.generate_key().decode()]}
+        once()
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [fernet.generate_key().decode()]}
+        with pytest.raises(NotDecryptable):
+            once()
+        assert told() == [CLAIMED, COMPLETED, ("error", None, "django_idempotency.exceptions.NotDecryptable")]
 
     def test_a_pause_is_told(self, told: Told, settings: Any) -> None:
         settings.IDEMPOTENCY = {"PAUSED": True}
@@ -287,6 +297,23 @@ class TestLeased:
         ]  # fmt: skip
         assert {(event["using"], event["backend"]) for event in events} == {("default", None)}
         assert levels(caplog, "held") == ["ERROR", "INFO"] * 2
+
+    def test_a_call_that_is_not_made_again_is_told_as_held(self, caplog: Log) -> None:
+        """With what the work refers to. Each attempt that comes as far is an error of its own."""
+        caplog.set_level(logging.INFO, "django_idempotency")
+
+        def pays(operation: Operation) -> None:
+            operation.refer_to("order", 7)
+            if operation.attempt == 1:
+                operation.derive_key("charge")
+            operation.call("charge", breaks)
+
+        with heard("held") as events:
+            for error in (Broken, OutcomeUnknown, OutcomeUnknown):
+                with pytest.raises(error):
+                    once(pays, lease=60)
+        assert [event["resource"] for event in events] == [("order", "7")] * 2
+        assert levels(caplog, "held") == ["ERROR"] * 2
 
 
 class TestPurged:

@@ -288,7 +288,7 @@ class TestDevelopment:
             with connection.cursor() as cursor, pytest.warns(RuntimeWarning, match="changed data"):
                 cursor.executemany("UPDATE shopapp_order SET amount = %s WHERE reference = %s", [(1, "a"), (2, "b")])
 
-        HOOKS["between"] = stray
+        HOOKS["between"] = HOOKS["at the end"] = stray
         assert post("/pay").status_code == 201
 
     @override_settings(DEBUG=True)

@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, connections
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
+from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from django_idempotency import (
@@ -154,23 +155,42 @@ def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) 
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
-def test_the_error_of_a_write_is_told_also_where_its_steps_cannot_be_looked_up() -> None:
-    """And not the error of the look-up."""
+@pytest.mark.parametrize("step", ["call", "write"])
+def test_the_error_of_a_step_is_told_also_where_the_database_is_down(step: str) -> None:
+    """And not the error of looking for the step, or of noting the error."""
 
     def is_down(*statement: Any) -> Any:
         raise OperationalError("the database is down")
 
-    def writes_in_vain(operation: Operation) -> None:
+    def steps_in_vain(operation: Operation) -> None:
         with ExitStack() as since:
 
-            def write() -> None:
+            def breaks() -> None:
                 since.enter_context(connection.execute_wrapper(is_down))
                 raise Broken
 
-            operation.write("order", write)
+            getattr(operation, step)("order", breaks)
 
     with pytest.raises(Broken):
-        once(writes_in_vain, lease=60)
+        once(steps_in_vain, lease=60)
+
+
+def test_an_exception_as_a_savepoint_begins_dooms_the_callers_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is committed, neither by a block of its own inside it nor by itself."""
+    wrapper: Any = connections["default"]
+
+    def savepoint() -> None:
+        type(wrapper).savepoint(wrapper)
+        raise Broken
+
+    with transaction.atomic():
+        monkeypatch.setattr(wrapper, "savepoint", savepoint)
+        with pytest.raises(Broken):
+            once(lambda: 1)
+        monkeypatch.undo()
+        with pytest.raises(TransactionManagementError), transaction.atomic():
+            Order.objects.create(reference="inside")
+    assert orders() == []
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 4, 5], ids=["claim", "start", "result", "write", "completion"])

@@ -106,6 +106,7 @@ class TestSteps:
         """Said before anything is called."""
         with pytest.raises(IdempotencyConfigurationError, match="is not a valid step name"):
             self.run(post, lambda operation: operation.call(name, breaks))
+        assert self.run(post, lambda operation: operation.call("x" * 100, lambda: 1)) == 1
 
     def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
         """JSON: a tuple is a list and a Decimal a string at once, not only after a crash."""
@@ -121,7 +122,7 @@ class TestSteps:
             self.run(post, lambda operation: operation.call("charge", breaks))
         assert half_done().count() == 1
 
-    @pytest.mark.parametrize("value", [float("nan"), {1: object()}, Order(reference="unsaved")])
+    @pytest.mark.parametrize("value", [float("nan"), {1: object()}, Order(reference="unsaved"), Order(pk=7)])
     def test_a_write_that_cannot_be_kept_is_rolled_back(self, post: Post, value: Any) -> None:
         """Nothing was committed, so the retry starts clean."""
 

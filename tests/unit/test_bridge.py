@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -37,3 +38,27 @@ def test_it_can_be_cut_off(how: str) -> None:
         assert ended == ["cut off"]
 
     asyncio.run(run())
+
+
+def test_an_error_behind_the_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The cancellation is raised; asyncio would log that nobody has asked for the other one."""
+
+    async def run() -> None:
+        arrived, go = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            arrived.set()
+            await go.wait()
+            raise ZeroDivisionError
+
+        task = asyncio.create_task(until_done(work(), at_most=60))
+        await arrived.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    gc.collect()
+    assert caplog.records == []

@@ -64,11 +64,11 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
-async def awaited(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+async def awaited(function: Callable[[], Any]) -> Any:
     """Call a `def` function in a thread, or await an `async def` one. A returned awaitable is also awaited."""
     if not iscoroutinefunction(function):
         function = sync_to_async(function)
-    result = await function(*args, **kwargs)
+    result = await function()
     return await result if isawaitable(result) else result
 
 
@@ -118,8 +118,6 @@ async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
         try:
             await asyncio.wait({task}, timeout=at_most)
         finally:
-            task.cancel()
-        if task.done() and not task.cancelled():
-            task.exception()  # if nothing reads the task's exception, asyncio logs it
+            task.cancel()  # if it has failed already, asyncio then doesn't log that nothing reads its error
         raise
     return task.result()

@@ -14,6 +14,7 @@ from django.db import OperationalError, connection, connections
 from django_idempotency import StoreBusy, run_once
 from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
+from tests.heard import heard
 from tests.http import post_empty
 from tests.integration.leased_urls import GATEWAY, HOOKS
 from tests.leases import lapse, row
@@ -95,8 +96,10 @@ def test_a_view_that_catches_the_lost_start_does_not_complete_the_key(tap: Tap, 
     commit = next(n for n, text in enumerate(messages, 1) if n >= start and "COMMIT" in text)
     GATEWAY.reset()
     tap.lose_answer(commit)
-    answer = post_empty(f"{key}-2", "/hooked/hold")
+    with heard() as told:
+        answer = post_empty(f"{key}-2", "/hooked/hold")
     assert (answer.status_code, answer.json(), GATEWAY.calls) == (201, {"result": "sorry"}, 0)
+    assert [event["event"] for event in told] == ["claimed", "released"]
     lost = IdempotencyKey.objects.get(key=f"{key}-2")
     assert (lost.status, lost.unknown, needs_attention().count()) == ("failed", 1, 1)
     assert lost.last_error == "The work answered, and it is unknown whether one of its steps took effect."
