@@ -128,6 +128,16 @@ class TestOnce:
             once()
         assert told() == [CLAIMED, COMPLETED, ("error", None, "django_idempotency.exceptions.NotDecryptable")]
 
+    def test_a_step_that_cannot_be_decrypted_is_an_error(self, settings: Any) -> None:
+        """Nothing of the attempt has run, so it releases nothing."""
+        fernet = pytest.importorskip("cryptography.fernet").Fernet
+        with heard("error", "released") as events:
+            for error in (Broken, NotDecryptable):
+                settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [fernet.generate_key().decode()]}
+                with pytest.raises(error):
+                    once(lambda operation: breaks(operation.fetch("rate", int)), lease=60)
+        assert [event["event"] for event in events] == ["released", "error"]
+
     def test_a_pause_is_told(self, told: Told, settings: Any) -> None:
         settings.IDEMPOTENCY = {"PAUSED": True}
         with pytest.raises(StoreBusy, match="is on, so o did not run"):

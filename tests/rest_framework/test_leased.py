@@ -83,7 +83,10 @@ def reconciled(request: Any) -> Response:
 @api_view(["POST"])
 @idempotent(lease=60)
 def write(request: Any) -> Response:
-    get_operation(request).write("order", get_object_or_404, Order, reference="gone")
+    operation = get_operation(request)
+    if request.data.get("after"):
+        operation.write("first", Order.objects.create, reference="first")
+    operation.write("order", get_object_or_404, Order, reference="gone")
     raise AssertionError
 
 
@@ -126,6 +129,13 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.rest_framework.test
 def _clean() -> None:
     CALLS.clear()
     RECONCILE.clear()
+
+
+def test_an_error_of_a_write_is_no_answer_after_another_write(post: Any) -> None:
+    """It would hide what the first one has written. Each retry goes on behind that one."""
+    answers = [post("/write", {"after": "a write"}) for _ in range(2)]
+    assert [(answer.status_code, replayed(answer)) for answer in answers] == [(404, "false")] * 2
+    assert (IdempotencyKey.objects.get().status, Order.objects.count()) == ("failed", 1)
 
 
 @pytest.mark.django_db(transaction=True)
