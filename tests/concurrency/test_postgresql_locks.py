@@ -22,6 +22,7 @@ from django_idempotency import (
 )
 from django_idempotency.engine.stores import messages
 from django_idempotency.models import IdempotencyKey
+from tests.concurrency.callers import CALLERS
 from tests.heard import refusals
 from tests.leases import Broken, breaks
 from tests.servers import eventually
@@ -41,11 +42,12 @@ def execute(sql: str) -> None:
         cursor.execute(sql)
 
 
-def test_a_refused_call_in_an_outer_transaction_holds_no_lock(in_threads: Threads) -> None:
+@CALLERS
+def test_a_refused_call_in_an_outer_transaction_holds_no_lock(in_threads: Threads, caller: Any) -> None:
     """Others need not wait for the end of that transaction."""
     with pytest.raises(Broken):
         once(breaks, lease=60, payload=1)
-    with transaction.atomic():
+    with caller():
         with pytest.raises(PayloadMismatch):
             once(payload=2)
         assert in_threads(1, lambda number: once(payload=1)) == ["done"]

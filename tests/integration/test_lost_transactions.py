@@ -29,6 +29,7 @@ from django_idempotency.maintenance import (
 )
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
+from tests.heard import heard
 from tests.leases import Broken
 from tests.shopapp.models import Ledger, Order
 from tests.tap import tapped
@@ -155,12 +156,25 @@ def test_a_step_that_returns_without_its_first_writes_is_in_doubt(caught: bool) 
     assert (orders(), in_doubt().count()) == (["after"], 1)
 
 
+def is_down(*statement: Any) -> Any:
+    raise OperationalError("the database is down")
+
+
+def test_work_that_raises_as_the_database_goes_down_is_told_as_released() -> None:
+    """Its transaction is rolled back, and nothing says that a person has to decide."""
+
+    def breaks() -> None:
+        since.enter_context(connection.execute_wrapper(is_down))
+        raise Broken
+
+    with ExitStack() as since, heard("held", "released") as told, pytest.raises(Broken):
+        once(breaks)
+    assert [event["event"] for event in told] == ["released"]
+
+
 @pytest.mark.parametrize("step", ["call", "write"])
 def test_the_error_of_a_step_is_told_also_where_the_database_is_down(step: str) -> None:
     """And not the error of looking for the step, or of noting the error."""
-
-    def is_down(*statement: Any) -> Any:
-        raise OperationalError("the database is down")
 
     def steps_in_vain(operation: Operation) -> None:
         with ExitStack() as since:

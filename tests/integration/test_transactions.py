@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -24,6 +24,7 @@ from django_idempotency import (
     arun_once,
     get_operation,
     idempotent,
+    run_once,
 )
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
@@ -280,6 +281,18 @@ def test_a_task_left_behind_by_gather_does_not_write(run: Callable[[Work], Await
     (error,) = async_to_sync(client)()
     assert isinstance(error, RuntimeError)
     assert not Order.objects.exists()
+
+
+def test_behind_the_work_the_outer_bridge_is_there_again() -> None:
+    """What the rest of the view awaits is as without us."""
+
+    def bridges() -> list[Any]:
+        before = AsyncToSync.executors.current
+        run_once(lambda: 1, scope="s", key="k", operation="order")
+        return [before, AsyncToSync.executors.current]
+
+    before, after = async_to_sync(sync_to_async(bridges))()
+    assert before is after is not None
 
 
 def test_a_task_beside_the_work_is_not_in_its_transaction() -> None:
