@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_idempotency.engine.protocol.key_syntax import InvalidKey, check_key, is_uuid, parse_header
+from django_idempotency.engine.protocol.key_syntax import (
+    InvalidKey,
+    check_dated,
+    check_key,
+    is_uuid,
+    parse_header,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +91,9 @@ def test_every_key_survives_quoting(key: str) -> None:
 def test_c6_is_uuid(key: str, uuid: bool) -> None:
     """A ready KEY_VALIDATOR."""
     assert is_uuid(key) is uuid
+
+
+@pytest.mark.parametrize("key", ["abc", "8e03978e-40d5-43dd-bc93-6894a57f9324"])
+def test_a_key_without_a_date_is_refused_with_the_reason(key: str) -> None:
+    with pytest.raises(InvalidKey, match=r"^It must be a UUID of version 7, which says when it was made\.$"):
+        check_dated(key)
