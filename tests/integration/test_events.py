@@ -15,7 +15,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_idempotency import Operation, OperationInProgress, OutcomeUnknown, PayloadMismatch, StoreBusy, run_once
-from django_idempotency.exceptions import NotDecryptable
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
@@ -118,25 +117,6 @@ class TestOnce:
         with transaction.atomic(), pytest.raises(Broken):
             once(breaks)
         assert told() == [("released", None, "tests.leases.Broken")]
-
-    def test_a_response_that_cannot_be_decrypted_is_an_error(self, told: Told, settings: Any) -> None:
-        fernet = pytest.importorskip("cryptography.fernet").Fernet
-        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [fernet.generate_key().decode()]}
-        once()
-        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [fernet.generate_key().decode()]}
-        with pytest.raises(NotDecryptable):
-            once()
-        assert told() == [CLAIMED, COMPLETED, ("error", None, "django_idempotency.exceptions.NotDecryptable")]
-
-    def test_a_step_that_cannot_be_decrypted_is_an_error(self, settings: Any) -> None:
-        """Nothing of the attempt has run, so it releases nothing."""
-        fernet = pytest.importorskip("cryptography.fernet").Fernet
-        with heard("error", "released") as events:
-            for error in (Broken, NotDecryptable):
-                settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [fernet.generate_key().decode()]}
-                with pytest.raises(error):
-                    once(lambda operation: breaks(operation.fetch("rate", int)), lease=60)
-        assert [event["event"] for event in events] == ["released", "error"]
 
     def test_a_pause_is_told(self, told: Told, settings: Any) -> None:
         settings.IDEMPOTENCY = {"PAUSED": True}
