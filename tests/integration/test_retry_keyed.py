@@ -307,10 +307,13 @@ def test_a_value_that_reconcile_cannot_store_either_stays_lost(post: Post) -> No
 
 
 @pytest.mark.usefixtures("_at_rest")
-def test_a_lost_value_is_remembered_like_the_result_of_a_call() -> None:
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+@pytest.mark.parametrize("using", ["default", "other"])
+def test_a_lost_value_is_remembered_like_the_result_of_a_call(using: str) -> None:
     """`remember_calls` enters it; one that is known stays as it is."""
+    about = {"scope": "s", "operation": "pay", "key": "k", "using": using}
     with pytest.raises(ResultNotStorable):
-        run_once(lambda operation: operation.call("charge", object), scope="s", key="k", operation="pay", lease=60)
+        run_once(lambda operation: operation.call("charge", object), lease=60, **about)
     for value in ("found", "another"):
-        assert remember_calls("s", "pay", "k", {"charge": value}) == {"charge": "found"}
-    assert half_done().count() == 1
+        assert remember_calls(**about, results={"charge": value}) == {"charge": "found"}
+    assert half_done(using=using).count() == 1
