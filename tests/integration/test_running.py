@@ -14,7 +14,7 @@ from django_idempotency import run_once
 from django_idempotency.maintenance import running_transactions
 from django_idempotency.models import IdempotencyKey
 from tests.acceptance.pages import ROOT
-from tests.servers import DEADLINE
+from tests.servers import DEADLINE, eventually
 from tests.shopapp.models import Order
 from tests.sql import ask
 
@@ -103,12 +103,18 @@ def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callabl
             with pytest.raises(OperationalError):
                 once(hangs)
             return
-        assert started.wait(DEADLINE)
-        with connection.cursor() as cursor:
-            cursor.execute(query)
-            assert threads[0] in [row[0] for row in cursor.fetchall()]
-            cursor.execute(f"KILL {threads[0]}")
-        killed.set()
+        try:
+            assert started.wait(DEADLINE)
+            with connection.cursor() as cursor:
+
+                def is_listed() -> bool:
+                    cursor.execute(query)
+                    return threads[0] in [row[0] for row in cursor.fetchall()]
+
+                eventually("the transaction to be listed", is_listed, pause=0.2)  # the list may be a moment old
+                cursor.execute(f"KILL {threads[0]}")
+        finally:
+            killed.set()  # an error here is not hidden by the other thread's wait
 
     in_threads(2, run)
     assert not Order.objects.exists()
