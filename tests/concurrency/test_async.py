@@ -26,7 +26,7 @@ from tests.shopapp.models import Ledger, Order
 
 @pytest.fixture(scope="module")
 def url(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    """Of one server for all tests of its class that ask for it."""
+    """The URL of a server that the tests of this module share."""
     with django_db_blocker.unblock(), uvicorn() as url:
         yield url
 
@@ -94,9 +94,9 @@ class TestServer:
         assert calls.count() == 1
 
     def test_a_client_that_disconnects_before_the_view_runs(self, key: str) -> None:
-        """While its request waits for the claim: the view is not started for nobody, and the key stays free.
+        """If it does so while its request waits for the claim, the view never starts, and the key stays free.
 
-        The server is new: that a worker has a connection shows that the request asks.
+        The server is new, so a worker's first connection shows that the request has asked for its key.
         """
         mine = a_claim(scope="anonymous", operation="POST async/wait", key=key)
         with uvicorn() as url, httpx.Client(base_url=url, timeout=DEADLINE) as client:

@@ -255,7 +255,7 @@ def test_a_body_that_django_does_not_read_is_413(rf: RequestFactory, settings: A
 
 @pytest.mark.parametrize("read", READERS, ids=["Django", "a framework"])
 def test_a_truncated_body_that_was_never_compressed_is_refused(rf: RequestFactory, read: Any) -> None:
-    """Whatever its header says: nobody has replaced the stream, which has counted the bytes."""
+    """Even if its header claims compression: the stream is still the original one, and has counted the bytes."""
     sent: Any = {"headers": {"Content-Encoding": "gzip"}, "wsgi.input": BytesIO(b'{"a":')}
     request = rf.generic("POST", "/", b'{"a":1}', content_type=JSON, **sent)
     with pytest.raises(BadRequest, match="ended before its Content-Length"):

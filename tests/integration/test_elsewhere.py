@@ -138,7 +138,7 @@ def test_a_late_key_is_refused_unless_it_is_known() -> None:
 def test_a_response_that_is_too_long_leaves_a_tombstone(
     backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a backend with a limit of its own, such as DynamoDB's 400 KB. It fits, whatever the headers are."""
+    """Some backends limit a value's size, as DynamoDB does to 400 KB. A tombstone fits even if the headers don't."""
     monkeypatch.setattr(FaultyBackend, "max_bytes", 1000)
     headers = {"Location": "/events/1", "X-Long": "x" * 900}
     send = posting(lambda request: HttpResponse(b"x" * 900, status=201, headers=headers))

@@ -100,7 +100,7 @@ def test_a_project_without_urls_can_recover(settings: Any) -> None:
 
 
 def test_the_key_that_has_waited_longest_comes_first() -> None:
-    """So a limit of time leaves none out for ever. A key with a new attempt meanwhile is left to its client."""
+    """Otherwise, a time limit could skip the same key every time. A key with a new attempt is left to its client."""
     order: list[str] = []
 
     def settle(operation: Any) -> HttpResponse:

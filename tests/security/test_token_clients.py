@@ -94,7 +94,7 @@ def test_two_users_with_long_names_are_two_callers() -> None:
 
 
 def test_an_issuer_is_named_for_a_user_without_a_row(rf: RequestFactory) -> None:
-    """A user of a table is the same one, whoever has issued the token. A token without a user is one by itself."""
+    """A user with a row is the same caller for every issuer. A token without a user is a caller of its own."""
     stateless, client = SimpleNamespace(is_authenticated=True, pk=7), f"client:{sha256(b'app').hexdigest()}"
     both = {"iss": "shops", "azp": "app"}
     issuer = f"issuer:{sha256(b'shops').hexdigest()}"

@@ -41,7 +41,7 @@ def test_it_can_be_cut_off(how: str) -> None:
 
 
 def test_an_error_behind_the_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The cancellation is raised; asyncio would log that nobody has asked for the other one."""
+    """Only the cancellation is raised. Without `cancel()`, asyncio would log that the error was never retrieved."""
 
     async def run() -> None:
         arrived, go = asyncio.Event(), asyncio.Event()
