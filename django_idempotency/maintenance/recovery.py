@@ -21,7 +21,6 @@ from typing import Any, Literal
 from django.conf import settings
 from django.db.models import Count, Q
 
-from ..engine.conf import resolve
 from ..engine.conf.fields import seconds_of
 from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
@@ -227,7 +226,7 @@ def _declared(operation: str) -> Declaration | str:
     if len(found) > 1:
         return "several views with different reconcile functions have this operation"
     try:
-        resolve(*found[0].layers)
+        _ = found[0].options
     except IdempotencyConfigurationError as error:
         return f"its options cannot be used: {error}"
     return found[0]

@@ -188,6 +188,9 @@ class NinjaAdapter(Adapter):
         temporal = getattr(_context(call.args), "response", parameter)
         return super().response(call, converted(operation, call.request, returned, temporal))
 
+    def reconciled(self, call: Call, returned: Any) -> HttpResponseBase:
+        return self.response(call, returned)  # an operation may return any value
+
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
         """Return the response from the API's exception handlers, which run in a new transaction."""
         api = getattr(call.request, RUNNING).api

@@ -17,7 +17,7 @@ from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from django_idempotency import Idempotency, get_operation, idempotent
+from django_idempotency import Idempotency, IdempotencyConfigurationError, get_operation, idempotent
 from django_idempotency.maintenance import half_done, in_doubt
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.rest_framework import IdempotencyMixin
@@ -184,6 +184,13 @@ def test_what_reconcile_returns_is_rendered_as_the_views_own_answer(post: Any) -
     answers = [post("/reconciled", {"charge": "raises"}) for _ in range(2)]
     assert [(answer.status_code, answer.json()) for answer in answers] == [(201, {"paid": ["charge"]})] * 2
     assert [replayed(answer) for answer in answers] == ["false", "true"]
+
+
+def test_what_reconcile_returned_is_not_blamed_on_the_view(post: Any) -> None:
+    RECONCILE.append(lambda operation: "paid")
+    assert post("/reconciled", {"charge": "raises"}).status_code == 402
+    with pytest.raises(IdempotencyConfigurationError, match=r"^reconcile returned 'paid'; return an HttpResponse"):
+        post("/reconciled", {"charge": "raises"})
 
 
 @pytest.mark.parametrize("another_call", [False, True])

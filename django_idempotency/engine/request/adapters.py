@@ -67,6 +67,13 @@ class Adapter:
         BaseHandler().check_response(returned, call.view, said)
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {returned!r} instead.")
 
+    def reconciled(self, call: Call, returned: Any) -> Any:
+        """Turn what `reconcile` has returned into a response, as `response` does for the view.
+
+        Anything else stays as it is, because `response` would name the view in its error.
+        """
+        return self.response(call, returned) if isinstance(returned, HttpResponseBase) else returned
+
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase] | None:
         """Return the framework's response to an exception that the view raised.
 

@@ -57,9 +57,8 @@ def capture(response: HttpResponseBase, options: Options) -> Snapshot:
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
     or a password reset link.
     """
-    status = int(
-        response.status_code
-    )  # A view may have set a member of an enumeration, which isn't stored as a number.
+    # A view may have set a member of an enumeration, which PostgreSQL would get by its name.
+    status = int(response.status_code)
     body: bytes | None = None
     if options.store_body and not response.streaming:
         body = response.content  # type: ignore[attr-defined]

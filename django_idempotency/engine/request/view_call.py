@@ -47,11 +47,7 @@ class ViewCall(Call):
             return None
         self._attach(operation)
         response = synchronous(self.options.reconcile)(operation)
-        if response is None:
-            return None
-        # Django's own adapter would say that the view had returned it.
-        made = response if self.adapter is DJANGO else self.adapter.response(self, response)
-        return final_response(made, self.options)
+        return None if response is None else final_response(self.adapter.reconciled(self, response), self.options)
 
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request
