@@ -24,6 +24,9 @@ from tests.sql import ask, isolated
 from tests.tap import Tap, tapped
 from tests.works import charge_and_place
 
+OTHERS_AT_WORK = """SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+AND backend_type = 'client backend'"""
 pytestmark = [
     pytest.mark.only_on("postgresql"),
     pytest.mark.django_db(transaction=True),
@@ -50,6 +53,8 @@ def test_nothing_happens_twice_whichever_answer_is_lost(tap: Tap, key: str) -> N
         tap.lose_answer(number)
         statuses.append(post_empty(f"{key}-{number}").status_code)
         connection.close_if_unusable_or_obsolete()
+        # Until then, its transaction holds the key, and a retry is rightly a conflict.
+        eventually("the server to end the lost session", lambda: ask(OTHERS_AT_WORK) == (0,))
         before = row() if IdempotencyKey.objects.exists() else None
         if before is not None and before.status == "in_progress":
             assert not GATEWAY.calls, "only a claim whose answer is lost waits for its lease"
