@@ -42,7 +42,7 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
     show(rows, model_admin, request, steps=True)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="idempotency-keys.csv"'
-    writer = csv.writer(response)
+    writer = csv.writer(response, quoting=csv.QUOTE_ALL)
     writer.writerow((*TO_FILL, *COLUMNS, "in doubt", "derived keys", "ended"))
     for row in rows:
         key = shown(row)

@@ -1,8 +1,15 @@
 """The list of keys as a spreadsheet: write its cells, and read the decisions that a person has entered.
 
-`cell` puts an apostrophe before a formula, and `read` removes it. Spreadsheet programs may alter a file when they save
-it: `read` accepts a different separator and an added byte order mark. If anything else seems to have been altered, the
-whole file is rejected, because a rounded number could identify a different key or a different charge.
+Spreadsheet programs may alter a file when they save it: `read` accepts a different separator and an added byte order
+mark. If anything else seems to have been altered, the whole file is rejected, because a rounded number could identify a
+different key or a different charge.
+
+# Note [Formulas]
+A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. The end
+of the cell isn't a boundary that can be relied on: depending on its language and settings, a spreadsheet splits at
+semicolons, tabs or spaces instead of commas, and then ignores the quotation marks of a file whose cells end elsewhere.
+That's why `cell` puts an apostrophe before each place inside the text where such a cell could begin, however the file
+is split. It adds one to those that are already there, so that `read` gets the original text back by removing one.
 """
 
 from __future__ import annotations
@@ -23,8 +30,10 @@ from .resolution import close_with, record_outcome, release_for_retry
 TO_FILL = ("decision", "step", "result")
 """These columns come first, because spreadsheets cut off empty cells at the end of a line."""
 READ = (*TO_FILL, "id", "reference", "attempt", "changed")
-FORMULA = ("=", "+", "-", "@")
-"""A spreadsheet treats a cell as a formula if it begins with one of these characters."""
+FORMULA = "('*[-=+@＝＋－＠])"
+"""The beginning of a formula, and the apostrophes before it. East Asian spreadsheets accept wide characters, too."""
+BEGINS = r"""(^|[\s,;|"])"""
+"""Where a spreadsheet may begin a cell: see Note [Formulas]."""
 ROUNDED = re.compile(r"\s*-?([\d.,]+[eE][-+]?\d+|(\d[.,]?){16,})\s*")
 """Spreadsheets keep only 15 digits of a number."""
 
@@ -52,9 +61,13 @@ class Filled:
 
 
 def cell(value: Any) -> str:
-    """Escape a value that a spreadsheet would evaluate as a formula."""
-    text = without_controls(str(value))
-    return f"'{text}" if text.startswith(FORMULA) else text
+    """Escape everything in a value that a spreadsheet could evaluate as a formula. See Note [Formulas]."""
+    return re.sub(BEGINS + FORMULA, r"\1'\2", without_controls(str(value)))
+
+
+def text_of(cell: str) -> str:
+    """The text that `cell` has escaped."""
+    return re.sub(f"{BEGINS}'{FORMULA}", r"\1\2", cell)
 
 
 def read(path: str, using: str) -> list[Filled]:
@@ -85,8 +98,8 @@ def read(path: str, using: str) -> list[Filled]:
 def _filled(cells: dict[str, str], using: str) -> Filled:
     if None in cells or None in map(cells.get, READ):
         raise ValueError("its cells do not match the heading. Export the list again")
-    # The export puts an apostrophe before a cell such as -5. Removing it is safe, because people don't type it.
-    typed = {name: re.sub(r"^'(?=[-=+@])", "", cells[name]) for name in READ}
+    # A result isn't exported: what a person has typed there stays as it is.
+    typed = {name: cells[name] if name == "result" else text_of(cells[name]) for name in READ}
     try:
         reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]
         pk, seen = int(typed["id"]), (reference, int(typed["attempt"]), datetime.fromisoformat(typed["changed"]))

@@ -80,6 +80,15 @@ def test_each_row_has_its_own_decision(fill: Fill, encoding: str, delimiter: str
     assert (status, text.endswith(f"\nDecided about 0 keys.\n{LEFT}")) == (3, True)
 
 
+def test_a_step_is_found_by_the_name_that_was_exported(fill: Fill) -> None:
+    """Its name looks like a formula to a spreadsheet that splits at semicolons. A result stays as it was typed."""
+    get("doubt").steps.filter(name="call").update(name="a;=1+41")
+    given = fill(doubt={"decision": "record", "step": "a;'=1+41", "result": '"a;\'=1"'})
+    assert "a;'=1+41" in Path(given[11:]).read_text().partition("record")[2]
+    assert resolve(given, *WORDS, "--apply")[0] == 0
+    assert get("doubt").steps.get(name="a;=1+41").result == '{"value": "a;\'=1"}'
+
+
 @pytest.mark.parametrize(
     ("made", "why"),
     [

@@ -25,6 +25,7 @@ def test_a_list_is_exported_as_it_is_filtered(operator: Client) -> None:
     address = reverse("admin:django_idempotency_idempotencykey_export")
     answer = operator.get(address, {"state": "in_doubt"})
     second, first = sorted(csv.DictReader(StringIO(answer.content.decode())), key=lambda line: line["key"] != "'=k-1")
+    assert answer.content.startswith(b'"decision","step","result","id",')
     assert (answer["Content-Type"], answer["Content-Disposition"]) == (
         "text/csv; charset=utf-8",
         'attachment; filename="idempotency-keys.csv"',
