@@ -43,6 +43,8 @@ class Settings:
             doubt that was first started longer ago is not repeated.
         namespace: a part of each derived key, so that deployments that share one gateway account derive
             different keys. If it changes, calls in doubt are made twice.
+        prepared_statements: False sends each claim to PostgreSQL as SQL text, for proxies that reserve a connection for
+            a client that prepares statements.
         backends: stores for keys outside the database, each under a name for the `backend` option. Each is a dict with
             BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
         enabled: False lets every request pass through. Use it in tests, never in production.
@@ -63,6 +65,7 @@ class Settings:
     runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
     namespace: str = setting("", check.of_type(str))
+    prepared_statements: bool = setting(True, check.of_type(bool))
     backends: Mapping[str, Mapping[str, Any]] | None = setting(None, check.or_none(check.BACKENDS), secret=True)
     enabled: bool = setting(True, check.of_type(bool))
     paused: bool | Callable[[], Any] = setting(False, check.switch)

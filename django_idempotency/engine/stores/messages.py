@@ -59,6 +59,8 @@ import django
 from django.db import DatabaseError, DataError
 from django.db.backends.utils import CursorWrapper
 
+from ..conf import get_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -201,7 +203,7 @@ def _first_state(connection: Any, raw: Any) -> str:
         state = BY_CURSOR
     else:
         # With a `prepare_threshold`, psycopg drops all prepared statements after every ROLLBACK.
-        state = NEW if raw.prepare_threshold is None else TEXT
+        state = NEW if raw.prepare_threshold is None and get_settings().prepared_statements else TEXT
     setattr(raw, STATE, state)
     return state
 
