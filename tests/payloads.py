@@ -9,6 +9,7 @@ from django.test import RequestFactory
 
 from django_idempotency import Idempotency
 from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.protocol.versions import Fingerprint
 from django_idempotency.engine.request.fingerprints import fingerprint_of, parsed_payload_of, payload_of
 
 JSON = "application/json"
@@ -16,10 +17,13 @@ FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=x"
 
 
+def both_of(request: Any, **options: Any) -> Fingerprint:
+    """By the current version of the rule, and by earlier ones."""
+    return fingerprint_of(request, resolve(Idempotency(**options)), request, payload_of)
+
+
 def of(request: Any, **options: Any) -> bytes:
-    found = fingerprint_of(request, resolve(Idempotency(**options)), request, payload_of)
-    assert found is not None
-    return found
+    return both_of(request, **options).current
 
 
 def parsed_as(parsed: Callable[[], Any]) -> Any:
@@ -29,3 +33,7 @@ def parsed_as(parsed: Callable[[], Any]) -> Any:
 
 def seen(body: Any, content_type: str = JSON, path: str = "/", method: str = "POST", **options: Any) -> bytes:
     return of(RequestFactory().generic(method, path, body, content_type=content_type), **options)
+
+
+def both_seen(body: Any, content_type: str = JSON, path: str = "/", **options: Any) -> Fingerprint:
+    return both_of(RequestFactory().generic("POST", path, body, content_type=content_type), **options)

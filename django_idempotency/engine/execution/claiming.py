@@ -23,6 +23,7 @@ from ..stores import Store, store_for
 if TYPE_CHECKING:
     from ..conf import Options
     from ..protocol.digests import Identity
+    from ..protocol.versions import Fingerprint
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
@@ -31,10 +32,12 @@ for the sake of fast views, and then grow longer, to save queries."""
 logger = logging.getLogger("django_idempotency")
 
 
-def claim_request(options: Options, identity: Identity, fingerprint: bytes | None) -> ClaimRequest:
+def claim_request(options: Options, identity: Identity, fingerprint: Fingerprint | None) -> ClaimRequest:
+    current, earlier = (None, ()) if fingerprint is None else fingerprint
     return ClaimRequest(
         identity=identity,
-        fingerprint=fingerprint,
+        fingerprint=current,
+        earlier=earlier,
         ttl=options.ttl_seconds,
         wait=options.wait_seconds,
         lease=options.lease_seconds,

@@ -10,13 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
 
-from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 
 from ... import exceptions
@@ -25,7 +24,7 @@ from ..conf import Idempotency, OnceKeywords, Options, as_options, get_settings,
 from ..conf.fields import refuse_unknown
 from ..events import report, report_outcome, warn_if_unprotected
 from ..protocol import outcomes
-from ..protocol.digests import Identity, digest, identify
+from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Finished, Snapshot, Verdict
 from ..stores import alias_of, alias_unless_elsewhere
@@ -35,6 +34,7 @@ from .claiming import claim_request, reached
 from .elsewhere import BackendOperation, run_elsewhere
 from .leased import run_leased
 from .operation import AtomicOperation, Operation, as_kept, decode, encode
+from .payloads import payload_fingerprint
 
 logger = logging.getLogger("django_idempotency")
 T = TypeVar("T")
@@ -83,7 +83,8 @@ def run_once(
     Args:
         scope: who owns the key, such as "stripe" or "user:17".
         key: 1 to 255 visible ASCII characters, an int or a UUID, such as an event's id.
-        payload: bytes or JSON. Using the key again with a different payload raises `PayloadMismatch`.
+        payload: bytes or JSON. Using the key again with a different payload raises `PayloadMismatch`. Numbers, Decimals
+            and aware datetimes are compared by value.
         options: `operation` (default: the dotted name of `work`), `ttl`, `wait`, `lease`, `on_abandoned`, `reconcile`,
             `using`, `backend`.
 
@@ -117,7 +118,7 @@ def run_once(
             return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
     warn_of_gateways(identity.operation, resolved)
-    wanted = claim_request(resolved, identity, None if payload is None else _fingerprint(payload))
+    wanted = claim_request(resolved, identity, None if payload is None else payload_fingerprint(payload))
     if alias is None:
         outcome = run_elsewhere(str(backend), wanted, function)
     else:
@@ -289,24 +290,6 @@ def _identity(scope: str, operation: str, key: Key) -> Identity:
     except InvalidKey as error:
         raise InvalidKey(f"key={str(key)[:300]!r}: {error}") from None
     return identify(scope=scope, operation=operation, key=str(key))
-
-
-def _exactly(value: Any) -> Any:
-    """Encode a value that JSON cannot represent. Keep a timestamp's microseconds, which Django's encoder truncates."""
-    text = DjangoJSONEncoder().default(value)
-    # Django's encoder truncates microseconds to milliseconds. Only a time that this would change is encoded
-    # with `isoformat()`, so that old fingerprints remain valid.
-    return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text
-
-
-def _fingerprint(payload: Any) -> bytes:
-    if isinstance(payload, (bytes, bytearray, memoryview)):
-        return digest(b"payload bytes", bytes(payload))
-    try:
-        text = json.dumps(payload, sort_keys=True, separators=(",", ":"), default=_exactly)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise IdempotencyConfigurationError(f"payload={payload!r:.200} is neither bytes nor JSON: {error}") from error
-    return digest(b"payload", text.encode())
 
 
 def _result(outcome: outcomes.Outcome[T], identity: Identity) -> Result[T]:

@@ -51,6 +51,7 @@ class ClaimRequest:
     Args:
         identity: the scope, operation and key.
         fingerprint: a 32-byte hash of the payload, or None if payloads are not compared.
+        earlier: the hashes that earlier versions of the rule made of the same payload, if they differ.
         ttl: seconds for which the result is kept.
         wait: seconds for which a duplicate of a running request waits for that request's result.
         lease: seconds after which a committed claim lapses unless it is renewed. With None, the claim is committed only
@@ -74,6 +75,7 @@ class ClaimRequest:
     keys_last: float = 0
     known_only: bool = False
     late: Callable[[float], bool] | None = None
+    earlier: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,10 @@ def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
         return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
-    if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint != wanted.fingerprint:
+    if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint not in (
+        wanted.fingerprint,
+        *wanted.earlier,
+    ):
         return outcomes.Mismatched(resource=stored.resource, refused=(stored.status_code or 0) >= 400)
     if stored.status is Status.COMPLETED:
         return outcomes.Completed(snapshot=stored.response(stored, of), resource=stored.resource)

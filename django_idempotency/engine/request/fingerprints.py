@@ -10,8 +10,10 @@ that sets upload handlers, therefore needs the `fingerprint=` option.
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
 is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of the names
-nor the whitespace between JSON values affects the fingerprint. Uploaded files become tuples. JSON has no tuples, so a
-JSON body can never have the same fingerprint as a file.
+nor the whitespace between JSON values affects the fingerprint, and numbers are compared by value, as exactly as the
+view's parser hands them on: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. A string or a
+bool is no number. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have the same fingerprint
+as a file.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from decimal import Decimal
 from functools import lru_cache, partial
 from hashlib import sha256
 from io import BytesIO
+from math import isfinite
 from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
@@ -42,6 +45,7 @@ from django.utils.datastructures import ImmutableList, MultiValueDict
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options
 from ..protocol.digests import digest
+from ..protocol.versions import Fingerprint, fingerprint, integer, number, versioned
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
@@ -63,6 +67,8 @@ LISTED = re.compile(r"^(?:\[[0-9]+\])+\.?")
 NESTED = re.compile(r"[\[.]")
 """Where the name of a field ends in names such as `amounts[0]` and `amounts.total`."""
 JSON = re.compile(r"application/json|.*\+json")
+PATCHES = "-patch+json"
+"""How the types of JSON that describes changes end. In each of them, the same JSON means something else."""
 BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
 """The first bytes of a body that is still encoded. Brotli has no such bytes: code that decompresses it must
 set CONTENT_LENGTH."""
@@ -80,7 +86,7 @@ class Unparsable(Exception):
     """
 
 
-def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> bytes:
+def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> Fingerprint:
     """Return a hash of the request's target, and of the parts of its query and payload that the option selects.
 
     See Note [The comparison uses the data that Django has read]. Each fingerprinting method has a version, which is
@@ -107,20 +113,27 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     target = request.path if options.operation is None else _captured(request, options.operation)
     query = request.META.get("QUERY_STRING", "")
     if chosen is None:
-        return digest("target 1", ascii((method, target)))
+        return Fingerprint(digest("target 1", ascii((method, target))))
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
         address = request.get_full_path() if target == request.path else f"{target}?{query}"
-        return digest("custom 2", method, address, value)
+        return Fingerprint(digest("custom 2", method, address, value))
     content_type = (request.content_type or "").lower()
     payload = read(asked_with, options, content_type)
     if isinstance(chosen, tuple):
         payload = selected(payload, chosen, form=content_type in (FORM, MULTIPART))
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
-    return digest("request 4", ascii((method, target, query, content_type, parameters, payload)))
+    return fingerprint("request 4", ascii((method, target, query, _kind(content_type), parameters, payload)))
+
+
+def _kind(content_type: str) -> str:
+    """Return the content type, of which all kinds of JSON are one, such as application/vnd.api+json."""
+    if JSON.fullmatch(content_type) is None or content_type.endswith(PATCHES):
+        return content_type
+    return versioned("'application/json'", ascii(content_type))
 
 
 def _captured(request: HttpRequest, operation: str) -> str:
@@ -324,15 +337,6 @@ def _value(content_type: str, body: bytes) -> Any:
     raise Unparsable
 
 
-class Number(str):
-    """A non-integer JSON number, kept as the client wrote it, because two different numbers can become equal floats."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     pairs.sort(key=itemgetter(0))
     value = dict(pairs)
@@ -342,7 +346,7 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_float=Number, object_pairs_hook=_sorted)
+_DECODER = json.JSONDecoder(parse_float=number, parse_int=lambda text: integer(int(text)), object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:
@@ -358,7 +362,19 @@ def plain(value: Any) -> Any:
         return _sorted([(str(name), plain(item)) for name, item in value.items()])
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value if value is None or isinstance(value, (str, int, float, bytes)) else _tagged(value)
+    if value is None or isinstance(value, (str, bool, bytes)):
+        return value
+    return _number(value) if isinstance(value, (int, float, Decimal)) else _tagged(value)
+
+
+def _number(value: float | Decimal) -> Any:
+    if isinstance(value, int):
+        return integer(value)
+    if not isfinite(value):
+        return value if isinstance(value, float) else ("decimal", str(value))
+    if isinstance(value, float):
+        return number(float.__repr__(value))
+    return number(str(value), ascii(("decimal", str(value))))
 
 
 def _grouped(*forms: MultiValueDict[str, Any]) -> Any:
@@ -375,9 +391,7 @@ def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _tagged(value: Any) -> Any:
-    """Turn a `Decimal` or an uploaded file into a tuple. See Note [One form for equal values]."""
-    if isinstance(value, Decimal):
-        return "decimal", str(value)
+    """Turn an uploaded file into a tuple. See Note [One form for equal values]."""
     if not isinstance(value, UploadedFile):
         raise TypeError(f"{value!r:.100} of a request's body cannot be compared with a retry's. Pass fingerprint=.")
     value.seek(0)

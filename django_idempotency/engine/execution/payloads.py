@@ -1,0 +1,66 @@
+"""What makes two payloads of `run_once` equal? A redelivery has the same fingerprint as the first delivery.
+
+A task is often queued with the values of a form and delivered again with those of the database. Moments are therefore
+compared as instants, whatever their time zone, and numbers and Decimals by value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, time
+from decimal import Decimal
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from ...exceptions import IdempotencyConfigurationError
+from ..protocol.digests import digest
+from ..protocol.versions import Fingerprint, exact
+
+
+def payload_fingerprint(payload: Any) -> Fingerprint:
+    """Return the fingerprint of bytes, or of a value that Django can encode as JSON.
+
+    Raises:
+        IdempotencyConfigurationError: the payload is neither.
+    """
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return Fingerprint(digest(b"payload bytes", bytes(payload)))
+    try:
+        current, earlier = _hashed(_with_integers(payload), _by_value), _hashed(payload, _as_written)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IdempotencyConfigurationError(f"payload={payload!r:.200} is neither bytes nor JSON: {error}") from error
+    return Fingerprint(current, () if current == earlier else (earlier,))
+
+
+def _hashed(payload: Any, default: Callable[[Any], Any]) -> bytes:
+    return digest(b"payload", json.dumps(payload, sort_keys=True, separators=(",", ":"), default=default))
+
+
+def _with_integers(value: Any) -> Any:
+    """Turn floats such as 10.0 into integers, because a JSON number says nothing about its type."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {name: _with_integers(item) for name, item in value.items()}
+    return [_with_integers(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _by_value(value: Any) -> Any:
+    """Encode a value that JSON cannot represent in the one form that all equal values share."""
+    if isinstance(value, Decimal) and value.is_finite():
+        return exact(str(value))
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        with suppress(OverflowError):  # within a day of the year 1 or 9999, it may not exist in UTC
+            value = value.astimezone(UTC)
+    return _as_written(value)
+
+
+def _as_written(value: Any) -> Any:
+    """Encode a value as it is. Keep a timestamp's microseconds, which Django's encoder truncates."""
+    text = DjangoJSONEncoder().default(value)
+    # Django's encoder truncates microseconds to milliseconds. Only a time that this would change is encoded
+    # with `isoformat()`, so that old fingerprints remain valid.
+    return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text

@@ -1,0 +1,93 @@
+"""How can a later version of a rule find two requests equal that an earlier version has stored?
+
+# Note [Two versions of a fingerprint]
+A release that compares requests differently makes different fingerprints, so a retry that spans the upgrade would be
+refused as another request. Wherever the current version of the rule and the previous one write a value differently,
+the text to be hashed therefore holds both forms, between control characters that `ascii()` never leaves in a string. A
+request is equal to a stored one if either fingerprint is. The earlier form has to be kept for at least one `ttl`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .digests import digest
+
+_CHANGED = re.compile("\0([^\0\1\2]*)\1([^\0\1\2]*)\2")
+MAX_PLAIN = 64
+"""How many digits a number may have before it is written with an exponent. A body of `1e64,1e64,…` becomes 16 times as
+long at most; without a limit, a few bytes such as `1e3000000` could fill the memory."""
+_LONG = 10**MAX_PLAIN
+_NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
+
+
+class Fingerprint(NamedTuple):
+    """Hashes of one request: by the current version of the rule, and by earlier ones where they differ."""
+
+    current: bytes
+    earlier: tuple[bytes, ...] = ()
+
+
+class Versioned(str):
+    """A part of the text to be hashed. See Note [Two versions of a fingerprint]."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def versioned(current: str, earlier: str) -> Versioned:
+    return Versioned(current if current == earlier else f"\0{current}\1{earlier}\2")
+
+
+def fingerprint(rule: str, text: str) -> Fingerprint:
+    """Return the fingerprint of a text that may contain `Versioned` parts."""
+    if "\0" not in text:
+        return Fingerprint(digest(rule, text))
+    return Fingerprint(digest(rule, _CHANGED.sub(r"\1", text)), (digest(rule, _CHANGED.sub(r"\2", text)),))
+
+
+def number(text: str, earlier: str | None = None) -> Versioned:
+    """Return a JSON number in its `exact` form.
+
+    Args:
+        text: the number as the client or Python's `repr` wrote it.
+        earlier: what the previous version of the rule wrote; by default, `text`.
+
+    Raises:
+        ValueError: the exponent itself has thousands of digits.
+    """
+    return versioned(exact(text), text if earlier is None else earlier)
+
+
+def exact(text: str) -> str:
+    """Return the one form that all numbers of the same value share: 1.50 and 15e-1 become 1.5.
+
+    It works on the digits, because floats and contexts of `decimal` round, and expanding an exponent takes memory.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise RuntimeError(f"Bug: {text!r:.100} is not a JSON number.")
+    sign, whole, part, exponent = match[1], match[2], match[3] or "", match[4] or "0"
+    digits = (whole + part).lstrip("0")
+    significant = digits.rstrip("0")
+    return _written(sign, significant, int(exponent) - len(part) + len(digits) - len(significant))
+
+
+def _written(sign: str, digits: str, power: int) -> str:
+    """Write digits that neither begin nor end with a zero, times ten to the power."""
+    if not digits:
+        return "0"
+    if max(len(digits) + power, -power, len(digits)) > MAX_PLAIN:
+        return f"{sign}{digits}e{power}"
+    if power >= 0:
+        return f"{sign}{digits}{'0' * power}"
+    padded = digits.rjust(1 - power, "0")
+    return f"{sign}{padded[:power]}.{padded[power:]}"
+
+
+def integer(value: int) -> int | Versioned:
+    """Return an integer as it is, or in the form that a number of the same value with an exponent has."""
+    return value if -_LONG < value < _LONG else number(str(value))
