@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
-from ..engine.protocol.key_syntax import InvalidKey, check_key, parse_header
+from ..engine.protocol.key_syntax import InvalidKey, check_key, is_uuid, parse_header
 from ..engine.stores import RunningTransaction, alias_for, store_for
 from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTION, STUCK, Clock, State
 from ..models import IdempotencyKey
@@ -147,12 +147,15 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 
 
 def _possible_keys(text: str) -> set[str]:
-    """The keys that the text may represent: the whole text, or the part in quotation marks, as in a copied header."""
+    """The keys that the text may represent: the whole text, or the part in quotation marks, as in a copied header.
+
+    A UUID is also looked for in lower case, in which endpoints that parse it store it.
+    """
     keys = set()
     for read in (check_key, parse_header):
         with suppress(InvalidKey):
             keys.add(read(text))
-    return keys
+    return keys | {key.lower() for key in keys if is_uuid(key)}
 
 
 def _in(state: State, using: str | None) -> QuerySet[IdempotencyKey]:

@@ -21,6 +21,7 @@ from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.request import sent_key
 from django_idempotency.keys import InvalidKey, derived_key, from_form_field, from_header, key_reference
+from django_idempotency.maintenance import find_key
 from django_idempotency.models import IdempotencyKey
 from tests.claims import expire
 from tests.heard import heard
@@ -245,3 +246,37 @@ def test_a_key_is_not_forgotten_before_it_is_late() -> None:
     posting_to_a_view(late_keys="refuse", ttl=TTL, key=lambda request: made(-290))()
     row = IdempotencyKey.objects.get()
     assert (row.expires_at - row.created_at).total_seconds() >= TTL + 300
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("options", "settings_of"),
+    [
+        ({"late_keys": "refuse"}, {}),
+        ({}, {"KEY_VALIDATOR": "django_idempotency.keys.is_uuid"}),
+        ({"late_keys": "refuse"}, {"KEY_VALIDATOR": "django_idempotency.keys.is_uuid"}),
+    ],
+)
+def test_a_uuid_that_was_parsed_is_one_key_in_either_case(
+    settings: Any, options: dict[str, Any], settings_of: dict[str, Any]
+) -> None:
+    """iOS writes it in upper case, and a database or library returns it in lower case. Support finds it by both."""
+    settings.IDEMPOTENCY = settings_of
+    key = made(0)
+    for sent in (key.upper(), key):
+        posting_to_a_view(**options, key=lambda request, sent=sent: sent)()
+    assert Order.objects.count() == 1
+    assert [row.key for row in (*find_key(key.upper()), *find_key(f'"{key.upper()}"'))] == [key, key]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_any_other_key_is_compared_with_its_case(settings: Any) -> None:
+    """Nothing says that it is a UUID, and two keys must never become one."""
+    settings.IDEMPOTENCY = {"KEY_VALIDATOR": f"{__name__}.accepts"}
+    for sent in ("abc", "ABC", str(UUID(int=10)), str(UUID(int=10)).upper()):
+        posting_to_a_view(key=lambda request, sent=sent: sent)()
+    assert Order.objects.count() == 4
+
+
+def accepts(key: str) -> bool:
+    return True

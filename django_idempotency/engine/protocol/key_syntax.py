@@ -91,9 +91,12 @@ def new_key() -> str:
 
 
 def check_dated(key: str) -> str:
-    """Return the key if it is a version 7 UUID, which contains its creation time; otherwise raise `InvalidKey`."""
+    """Return the key in lower case if it is a version 7 UUID, which contains its creation time.
+
+    Raises `InvalidKey` for any other key.
+    """
     if is_uuid(key) and UUID(key).version == 7:
-        return key
+        return key.lower()
     raise InvalidKey(gettext_noop("It must be a UUID of version 7, which says when it was made."))
 
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options, get_settings, meta_name
-from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, parse_header
+from ..protocol.key_syntax import MAX_AHEAD, InvalidKey, check_dated, check_key, is_late, is_uuid, parse_header
 from ..protocol.outcomes import ClaimRequest
 
 
@@ -41,6 +41,9 @@ def read_key(request: Any, options: Options) -> str | None:
         # Django's own validators return None for a valid value, and raise an exception for an invalid one.
         if valid is False:
             raise InvalidKey(_("It does not have the format that this server requires."))
+        if conf.key_validator is is_uuid:
+            # A client may write a UUID in one case, and its database or library return it in the other.
+            key = key.lower()
     return check_dated(key) if options.late_keys == "refuse" else key
 
 
