@@ -1,4 +1,4 @@
-"""Move a tenant, with its keys, to another shard. tests/clusters/test_shards.py runs this file.
+"""Move a tenant, with its keys, to another shard. tests/databases/clusters/test_shards.py runs this file.
 
 1. Refuse the tenant's requests in every process (`MOVING`). Wait until running requests have ended.
 2. Call `move`. Orders keep their ids, so ids must be unique among the shards.

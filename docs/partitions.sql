@@ -1,6 +1,6 @@
 -- Replace the migrated key table by one with 16 hash partitions. Keyed requests wait until COMMIT.
 -- Grants and storage parameters are not copied: give them again afterwards.
--- performance.md#size says what to know before. tests/integration/stores/test_partitions.py runs this file.
+-- performance.md#size says what to know before. tests/databases/stores/test_partitions.py runs this file.
 BEGIN;
 LOCK TABLE django_idempotency_idempotencykey;
 CREATE TABLE idempotency_partitioned (

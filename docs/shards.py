@@ -1,6 +1,6 @@
 """A router by tenant for orders and keys, and its middleware: see databases.md.
 
-tests/clusters/test_shards.py runs this file.
+tests/databases/clusters/test_shards.py runs this file.
 """
 
 from contextvars import ContextVar

@@ -1,6 +1,6 @@
 """A router for keys and orders, behind that of django-isolated-tenants: see databases.md.
 
-tests/clusters/test_tenant_databases.py runs this file.
+tests/databases/clusters/test_tenant_databases.py runs this file.
 """
 
 from django.core.management import call_command

@@ -14,7 +14,7 @@ from django_idempotency.admin.decisions import version
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey
 from tests.factories import UserFactory
-from tests.steps import add_step
+from tests.step_rows import add_step
 
 LIST = "admin:django_idempotency_idempotencykey_changelist"
 

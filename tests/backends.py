@@ -82,7 +82,9 @@ def redis_command(kind: str = "redis") -> list[str]:
     found = found or shutil.which(f"{kind}-server")
     if found is None:
         how = (
-            "set VALKEY_SERVER, see tests/clusters/newest_suite.sh" if kind == "valkey" else "apt install redis-server"
+            "set VALKEY_SERVER, see tests/databases/clusters/newest_suite.sh"
+            if kind == "valkey"
+            else "apt install redis-server"
         )
         pytest.skip(f"NOT RUN: {kind}-server is missing: {how}")
     return shlex.split(found)

@@ -7,14 +7,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.core.management.color import no_style
 from django.db import connection
 from django.test import Client
 
 from tests.sql import isolated
 
 pytest.register_assert_rewrite(  # they assert, and are no test modules
-    *("tests.acceptance.tutorial", "tests.contracts", "tests.crash.retrying", "tests.http", "tests.leases"),
-    *("tests.projects.harness", "tests.works"),
+    *("tests.acceptance.tutorial", "tests.contracts", "tests.interrupts.retrying", "tests.http", "tests.leases"),
+    *("tests.extra.projects.harness", "tests.works"),
 )
 
 
@@ -43,9 +44,38 @@ def _rows_count_their_steps(request: pytest.FixtureRequest, _django_db_marker: N
         return
     if connection.in_atomic_block and not connection.is_usable():
         return
-    from tests.steps import miscounted  # models can be imported now
+    from tests.step_rows import miscounted  # models can be imported now
 
     assert miscounted() == {}
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """What an earlier test has left in the gateway's books, in the hooks and in the lists of what has run."""
+    if (urls := sys.modules.get("tests.leased_urls")) is not None:
+        urls.GATEWAY.reset()
+        urls.HOOKS.clear()
+    if (works := sys.modules.get("tests.works")) is not None:
+        works.RUNS.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_purge(request: pytest.FixtureRequest) -> None:
+    """On InnoDB each test with threads begins with new tables.
+
+    InnoDB purges a deleted row some time later. Until then an INSERT of the same key locks the gap beside that row, and
+    other new keys in that gap wait.
+    """
+    marker = request.node.get_closest_marker("django_db")
+    # Other tests have no threads on this database: they run in one transaction, or on a server of their own.
+    transaction = marker is not None and marker.kwargs.get("transaction")
+    if connection.vendor == "mysql" and transaction and request.node.path.parent.name == "threads":
+        from django_idempotency.models import IdempotencyKey, IdempotencyStep
+
+        request.getfixturevalue("db")
+        tables = [model._meta.db_table for model in (IdempotencyStep, IdempotencyKey)]
+        # Django's flush deletes the rows; with `reset_sequences` it truncates the tables.
+        connection.ops.execute_sql_flush(connection.ops.sql_flush(no_style(), tables, reset_sequences=True))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.models import IdempotencyKey
-from tests.steps import add_step
+from tests.step_rows import add_step
 
 
 def make_keys(

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.core.management import call_command
 
-from tests.clusters.aliases import alias
+from tests.databases.clusters.aliases import alias
 from tests.servers import process
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"

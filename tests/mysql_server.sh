@@ -11,7 +11,7 @@ action=$1 folder=$(realpath -m "$2")
 shift 2
 
 if [ "$action" = unpack ]; then
-  bash "$(dirname "$0")/clusters/newest_suite.sh" mysql-server-core mysqld "$folder" >/dev/null
+  bash "$(dirname "$0")/databases/clusters/newest_suite.sh" mysql-server-core mysqld "$folder" >/dev/null
   if [ "$(id -u)" = 0 ]; then
     chmod 755 "$folder" # the server's user reads here, and passes through the folders above: tox closes `.tox`
     for parent in $(until [ "$folder" = / ]; do folder=$(dirname "$folder") && echo "$folder"; done); do chmod o+x "$parent"; done

@@ -4,7 +4,7 @@
 # For Debian on the machine's own mirror. Fails where the suite cannot be reached.
 set -euo pipefail
 version=3.14
-command=$(bash "$(dirname "$0")/clusters/newest_suite.sh" "python$version-minimal libpython$version-stdlib" "python$version" "$1")
+command=$(bash "$(dirname "$0")/databases/clusters/newest_suite.sh" "python$version-minimal libpython$version-stdlib" "python$version" "$1")
 python=${command##* }
 mv "$python" "$python.binary"
 # Python finds its library beside its name, and starts itself by that name. So the name is a script with the loader.

@@ -4,7 +4,7 @@ import os
 import sys
 from importlib.util import find_spec
 
-from tests.databases import databases
+from tests.at_hand import databases
 
 if os.environ.get("MYSQL_DRIVER") == "pymysql":
     import pymysql

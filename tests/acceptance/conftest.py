@@ -16,7 +16,7 @@ import pytest
 from django.test import Client, override_settings
 
 from tests.acceptance.pages import ROOT, blocks
-from tests.databases import embedded_postgresql
+from tests.at_hand import embedded_postgresql
 from tests.servers import PAUSE, fake_gateway, serving
 from tests.shopapp import models
 

@@ -20,7 +20,7 @@ OF_A_QUEUE = {
     "shop/huey_tasks.py": "huey",
     "shop/procrastinate_tasks.py": "procrastinate",
 }
-"""What these blocks need: Django 6.0, or a task queue. tests/projects/test_brokers.py runs them in real queues."""
+"""What these blocks need: Django 6.0, or a queue. tests/extra/projects/test_brokers.py runs them in real queues."""
 BLOCKS = [(page, name) for page in PAGES if page != "docs/tutorial.md" for name in blocks(page) if name != ELSEWHERE]
 
 

@@ -28,7 +28,7 @@ def almost_a_month_later() -> None:
 
 @pytest.fixture
 def _no_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These two refuse a second task named `ship` in one process. tests/projects/test_brokers.py runs them."""
+    """These two refuse a second task named `ship` in one process. tests/extra/projects/test_brokers.py runs them."""
     decorator = lambda **options: lambda function: function  # noqa: E731
     monkeypatch.setitem(sys.modules, "celery", SimpleNamespace(shared_task=decorator))
     monkeypatch.setitem(sys.modules, "dramatiq", SimpleNamespace(actor=decorator))

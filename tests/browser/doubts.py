@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import breaks
 
 LIST_PAGE = "/admin/django_idempotency/idempotencykey/"

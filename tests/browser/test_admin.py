@@ -12,7 +12,7 @@ import pytest
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import make_key
 from tests.browser.doubts import LIST_PAGE, fail_in_doubt
-from tests.integration.leased_urls import GATEWAY
+from tests.leased_urls import GATEWAY
 
 WIDER = """[document.documentElement, ...document.querySelectorAll(".results")]
     .filter(box => box.scrollWidth > box.clientWidth + 1)
@@ -21,7 +21,7 @@ NOT_UNDERLINED = """[...document.querySelectorAll(
     "#result_list td a, #result_list th a, .idempotency-overview a, .idempotency-story p a, .readonly a"
 )].filter(a => ![a, ...a.children].some(one => getComputedStyle(one).textDecorationLine == "underline"))
     .map(a => a.outerHTML)"""
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.admin_urls")]
 
 
 def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:

@@ -10,9 +10,9 @@ import pytest
 from django.utils import timezone
 
 from tests.admin_pages import make_key
-from tests.steps import add_step
+from tests.step_rows import add_step
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.integration.admin_urls")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.admin_urls")]
 LIST = "/admin/django_idempotency/idempotencykey/"
 PAGES = {
     "index page": "../../",

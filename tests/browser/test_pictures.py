@@ -21,7 +21,7 @@ from django.db.models import F
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.acceptance.pages import ROOT
 from tests.browser.doubts import LIST_PAGE, fail_in_doubt
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import breaks
 
 IMAGES = ROOT / "docs/images"
@@ -31,7 +31,7 @@ CHANGES = re.compile(r"\d{4}-\d\d-\d\d \S+ \S+ \(.* UTC\)|(?<=ser[: ])\d+|[\da-f
 """Times, primary keys, and the derived keys that they enter."""
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.urls("tests.integration.admin_urls"),
+    pytest.mark.urls("tests.admin_urls"),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="other databases show no open transactions"),
 ]
 

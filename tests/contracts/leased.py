@@ -1,4 +1,4 @@
-"""Leased keys and threads: zombies, takeovers, duplicates. To be run with the URLs of tests.integration.leased_urls."""
+"""Leased keys and threads: zombies, takeovers, duplicates. To be run with the URLs of tests.leased_urls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyStep
 from tests.claims import a_claim
 from tests.http import post_empty
-from tests.integration.leased_urls import GATEWAY, HOOKS
+from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Slow, lapse
 from tests.shopapp.models import Order
 

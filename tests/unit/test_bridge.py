@@ -1,4 +1,4 @@
-"""Work that is finished although its task is cancelled. What views see is in ../concurrency/test_leased_async.py."""
+"""Work that is finished although its task is cancelled. What views see is in ../steps/threads/test_leased_async.py."""
 
 from __future__ import annotations
 

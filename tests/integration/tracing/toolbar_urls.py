@@ -1,7 +1,0 @@
-from __future__ import annotations
-
-from django.urls import include, path
-
-from tests.integration import view_urls
-
-urlpatterns = [path("__debug__/", include("debug_toolbar.urls")), *view_urls.urlpatterns]

@@ -1,0 +1,398 @@
+"""`Operation`: the named steps of one attempt, and the fence that each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.db.models import F, Model, Value
+from django.db.models.functions import Lower
+from django.utils import timezone
+
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    LeaseLost,
+    Operation,
+    ResultLost,
+    ResultNotStorable,
+    run_once,
+)
+from django_idempotency.engine.execution import leased
+from django_idempotency.maintenance import half_done
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
+from tests.keyed import PARTS
+from tests.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, lapse, row
+from tests.shopapp.models import File, Keyed, Order, Thumbnail
+
+Post = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.leased_urls")]
+
+
+class TestSteps:
+    def run(self, post: Post, view: Callable[[Any], Any]) -> Any:
+        HOOKS["view"] = lambda request: view(request.idempotency)
+        return post("/hooked").json()["result"]
+
+    def test_a_name_may_be_used_once_in_an_attempt(self, post: Post) -> None:
+        """Else the second would get the first one's result."""
+        calls: list[int] = []
+
+        def twice(operation: Any) -> None:
+            operation.call("mail", lambda: calls.append(1))
+            operation.call("mail", lambda: calls.append(2))
+
+        with pytest.raises(IdempotencyConfigurationError, match="'mail' was used twice in one attempt"):
+            self.run(post, twice)
+        assert calls == [1]
+
+    @pytest.mark.parametrize(("outer", "inner"), [("fetch", "call"), ("call", "write"), ("call", "call")])
+    def test_a_step_inside_another_one_is_refused(self, post: Post, outer: str, inner: str) -> None:
+        """A retry that finds the result of the outer one would never ask for the inner one."""
+
+        def nested(operation: Any) -> None:
+            getattr(operation, outer)("outer", lambda: getattr(operation, inner)("inner", breaks))
+
+        with pytest.raises(
+            IdempotencyConfigurationError, match="'inner' was started inside the function of step 'outer'"
+        ):
+            self.run(post, nested)
+
+    def test_another_operation_inside_a_step_has_its_own_steps(self, post: Post) -> None:
+        def pays(operation: Operation) -> Any:
+            return operation.call("charge", lambda: "paid")
+
+        def nested(operation: Any) -> Any:
+            return operation.call(
+                "pay", lambda: run_once(pays, scope="s", key="other", operation="pay", lease=60).value
+            )
+
+        assert self.run(post, nested) == "paid"
+
+    def test_a_result_that_the_work_never_got_completes_no_key(
+        self, post: Post, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when a signal's exception strikes between the COMMIT of a call and its return."""
+        monkeypatch.setattr(leased, "as_kept", breaks)
+
+        def gives_up(operation: Any) -> str:
+            with suppress(Broken):
+                operation.call("charge", lambda: "charged")
+            return "time is up"
+
+        assert self.run(post, gives_up) == "time is up"
+        assert (row().status, half_done().count()) == ("failed", 1)
+
+    def test_a_result_may_also_be_read_from_the_results(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(leased, "as_kept", breaks)
+
+        def looks_it_up(operation: Any) -> Any:
+            with suppress(Broken):
+                operation.call("charge", lambda: "charged")
+            return operation.results
+
+        assert self.run(post, looks_it_up) == {"charge": "charged"}
+        assert row().status == "completed"
+
+    @pytest.mark.parametrize("name", ["", "x" * 101, 5])
+    def test_names_are_short_strings(self, post: Post, name: Any) -> None:
+        """Said before anything is called."""
+        with pytest.raises(IdempotencyConfigurationError, match="is not a valid step name"):
+            self.run(post, lambda operation: operation.call(name, breaks))
+        assert self.run(post, lambda operation: operation.call("x" * 100, lambda: 1)) == 1
+
+    def test_a_step_returns_what_a_retry_would_get(self, post: Post) -> None:
+        """JSON: a tuple is a list and a Decimal a string at once, not only after a crash."""
+        value = (1, Decimal("1.10"), UUID(int=1))
+        assert self.run(post, lambda operation: operation.call("a", lambda: value)) == [1, "1.10", str(UUID(int=1))]
+
+    def test_a_result_that_cannot_be_kept_leaves_the_call_done(self, post: Post) -> None:
+        """The money has moved: it is not called again, and no attempt gets another value in its place."""
+        with pytest.raises(ResultNotStorable, match="object cannot be kept as JSON"):
+            self.run(post, lambda operation: operation.call("charge", object))
+        assert IdempotencyStep.objects.get().finished_at is not None
+        with pytest.raises(ResultLost, match="'charge' took effect, and its value was lost"):
+            self.run(post, lambda operation: operation.call("charge", breaks))
+        assert half_done().count() == 1
+
+    @pytest.mark.parametrize("value", [float("nan"), {1: object()}, Order(reference="unsaved"), Order(pk=7)])
+    def test_a_write_that_cannot_be_kept_is_rolled_back(self, post: Post, value: Any) -> None:
+        """Nothing was committed, so the retry starts clean."""
+
+        def write() -> Any:
+            Order.objects.create()
+            return value
+
+        with pytest.raises(ResultNotStorable):
+            self.run(post, lambda operation: operation.write("order", write))
+        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
+
+    def test_a_result_that_is_too_long_leaves_the_call_done(self, post: Post) -> None:
+        """A megabyte is kept. One byte more is not, and the call is not made again."""
+        longest = 1024 * 1024 - len('{"value": ""}')
+        with pytest.raises(ResultNotStorable, match="takes 1048577 bytes as JSON, and at most 1048576 can be kept"):
+            self.run(post, lambda operation: operation.call("charge", lambda: "x" * (longest + 1)))
+        step = IdempotencyStep.objects.get()
+        assert (step.result, step.finished_at is None) == (None, False)
+        assert self.run(post, lambda operation: len(operation.call("receipt", lambda: "x" * longest))) == longest
+
+    def test_a_write_whose_result_is_too_long_is_rolled_back(self, post: Post) -> None:
+        """As with every result that cannot be kept."""
+        with pytest.raises(ResultNotStorable):
+            self.run(post, lambda operation: operation.write("order", lambda: Order.objects.create() and "x" * 2**21))
+        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
+
+    def test_an_instance_that_is_gone_is_an_error(self, post: Post) -> None:
+        """It cannot be fetched again."""
+
+        def order(operation: Any) -> Any:
+            return operation.write("order", Order.objects.create).pk
+
+        HOOKS["view"] = lambda request: (order(request.idempotency), breaks())
+        with pytest.raises(Broken):
+            post("/hooked")
+        Order.objects.all().delete()
+        with pytest.raises(Order.DoesNotExist):
+            self.run(post, order)
+
+    @pytest.mark.parametrize("pk", [None, Lower(Value("A"))])
+    def test_an_instance_whose_key_is_not_known_is_refused(self, post: Post, pk: Any) -> None:
+        """It was deleted, or only the database knows: it could not be fetched again, so nothing is committed."""
+
+        def write() -> Order:
+            order = Order.objects.create()
+            order.pk = pk
+            return order
+
+        with pytest.raises(ResultNotStorable):
+            self.run(post, lambda operation: operation.write("order", write))
+        assert (Order.objects.count(), IdempotencyStep.objects.count()) == (0, 0)
+
+    @pytest.mark.parametrize("verb", ["write", "fetch"])
+    def test_a_call_cannot_become_another_step(self, post: Post, verb: str) -> None:
+        """Another release has renamed things: the doubt is not forgotten."""
+        with pytest.raises(Broken):
+            self.run(post, lambda operation: operation.call("x", breaks, operation.derive_key("x")))
+        with pytest.raises(IdempotencyConfigurationError, match="started as an external call"):
+            self.run(post, lambda operation: getattr(operation, verb)("x", breaks))
+
+    @pytest.mark.parametrize("step", ["call", "write"])
+    def test_steps_are_refused_inside_a_transaction(self, post: Post, step: str) -> None:
+        """They could not commit."""
+
+        def inside(operation: Any) -> None:
+            with transaction.atomic():
+                getattr(operation, step)("x", breaks)
+
+        with pytest.raises(IdempotencyConfigurationError, match=f"operation.{step}\\('x'\\) was reached inside"):
+            self.run(post, inside)
+
+    def test_a_coroutine_function_needs_the_asynchronous_twin(self, post: Post) -> None:
+        """Named in the error."""
+
+        async def charge() -> None:
+            """Never runs."""
+
+        for step in ("call", "fetch", "write"):
+            advice = rf"'{step}': <function .*charge.*await operation\.a{step}\('{step}'"
+            with pytest.raises(IdempotencyConfigurationError, match=advice):
+                self.run(post, lambda operation, step=step: getattr(operation, step)(step, charge))
+
+    def test_a_step_knows_whether_its_key_was_asked_for(self, post: Post) -> None:
+        """Before the call. So a person knows whether the other side can look the call up by its derived key."""
+        self.run(post, lambda made: [*map(made.derive_key, ("a", "b")), *(made.call(name, str) for name in "abc")])
+        assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"a": True, "b": True, "c": False}
+
+    def test_one_start_without_its_derived_key_is_remembered(self) -> None:
+        """A later attempt that asks for the key does not make the earlier call recognizable."""
+
+        def work(operation: Operation) -> None:
+            if operation.attempt != 2:
+                operation.derive_key("charge")
+            operation.call("charge", breaks)
+
+        for keyed in (True, False, False):
+            with pytest.raises(Broken):
+                run(work, on_abandoned="retry")
+            assert list(IdempotencyStep.objects.values_list("keyed", flat=True)) == [keyed]
+
+
+class TestFence:
+    """A worker whose key was taken over, here by itself, cannot commit anything any more."""
+
+    def taken_over(self, operation: Any = None) -> None:
+        IdempotencyKey.objects.update(attempt=F("attempt") + 1)
+
+    def test_it_cannot_write(self, post: Post) -> None:
+        """Its client gets the conflict: somebody else is at work."""
+        HOOKS["between"] = self.taken_over
+        answer = post("/pay")
+        assert (answer.status_code, answer.json()["title"]) == (
+            409,
+            "A request is outstanding for this Idempotency-Key",
+        )
+        assert Order.objects.count() == 0
+        assert row().status == "in_progress"
+
+    @pytest.mark.parametrize("end", [lambda: None, breaks])
+    def test_it_cannot_end_the_operation(self, post: Post, end: Any) -> None:
+        """Neither well nor badly; a winner's answer is its own client's answer, too."""
+
+        def late(request: Any) -> Any:
+            with pytest.raises(LeaseLost):
+                request.idempotency.renew() if self.taken_over() is None else None
+            IdempotencyKey.objects.update(
+                status="completed", status_code=201, headers="[]", body=b"winner", locked_until=None
+            )
+            return end()
+
+        HOOKS["view"] = late
+        answer = post("/hooked")
+        assert (answer.status_code, answer.content) == (201, b"winner")
+        assert answer.headers["Idempotency-Replayed"] == "true"
+
+    def test_a_lapsed_lease_alone_loses_nothing(self, post: Post) -> None:
+        """Until somebody takes it over, its worker may finish, or take it anew."""
+
+        def slow(operation: Any) -> None:
+            lapse()
+            operation.renew()
+            assert row().locked_until > timezone.now() + timedelta(seconds=90)
+            lapse()
+
+        HOOKS["between"] = slow
+        assert post("/pay").status_code == 201
+        assert Order.objects.count() == 1
+
+    def test_a_row_that_is_gone_is_a_lost_lease(self, post: Post) -> None:
+        """Somebody deleted it by hand."""
+        HOOKS["between"] = lambda operation: IdempotencyKey.objects.all().delete()
+        assert post("/pay").status_code == 409
+        assert Order.objects.count() == 0
+
+
+# --- the steps of a view that runs without a key
+
+
+def test_without_a_key_the_steps_just_run(client: Any) -> None:
+    """required=False: each request charges, with a derived key of its own."""
+    answers = [client.post("/pay/optional", {}, content_type="application/json") for _ in range(2)]
+    assert [a.status_code for a in answers] == [201, 201]
+    assert "Idempotency-Replayed" not in answers[0].headers
+    assert (len(set(GATEWAY.charges)), Order.objects.count(), IdempotencyKey.objects.count()) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("step", ["acall", "afetch"])
+def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
+    """It may ask the database, or block. A function that returns an awaitable is awaited."""
+    operation = Operation(None, steps_on="default")
+
+    async def later() -> str:
+        return "awaited"
+
+    async def steps() -> tuple[Any, Any]:
+        run: Any = getattr(operation, step)
+        return await run("order", Order.objects.create, reference="unkeyed"), await run("later", lambda: later())
+
+    order, awaited = async_to_sync(steps)()
+    assert (Order.objects.get(), order.reference, awaited) == (order, "unkeyed", "awaited")
+
+
+# --- names of steps are compared byte by byte on every database
+
+
+PAIRS = (("charge", "Charge"), ("cafe", "café"), ("a", "a "))
+calls: list[str] = []
+
+
+def run(work: Callable[[Operation], Any], **options: Any) -> Any:
+    return run_once(work, scope="s", key="k", operation="pay", lease=60, **options).value
+
+
+def steps(kind: str, *names: str) -> Callable[[Operation], Any]:
+    """Work that runs a step under each of these names."""
+    return lambda operation: [
+        getattr(operation, kind)(name, lambda name=name: calls.append(name) or name) for name in names
+    ]
+
+
+@pytest.mark.parametrize("names", PAIRS)
+@pytest.mark.parametrize("kind", ["call", "fetch", "write"])
+def test_capitals_accents_and_spaces_make_another_step(kind: str, names: tuple[str, str]) -> None:
+    """In one attempt, and in the retry, which gets each step's own result."""
+    calls.clear()
+
+    def dies(operation: Operation) -> None:
+        steps(kind, *names)(operation)
+        raise Broken
+
+    with pytest.raises(Broken):
+        run(dies)
+    assert run(steps(kind, *names)) == list(names)
+    assert calls == list(names)
+
+
+def is_fetched_again(instance: Model) -> bool:
+    """Whether a retry gets the row of a step whose attempt has written it, and then broken."""
+
+    def dies(operation: Operation) -> None:
+        operation.write("row", lambda: instance.save(force_insert=True) or instance)
+        raise Broken
+
+    with pytest.raises(Broken):
+        run(dies)
+    return run(lambda operation: operation.write("row", breaks) == type(instance)._base_manager.get())
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *PARTS.items(),
+        ("at", datetime(2026, 11, 26, 10, 0, 0, 999999, tzinfo=timezone.get_fixed_timezone(345))),
+        ("at", "2026-11-26 10:00:00.123456+00:00"),
+        ("day", date(1000, 12, 31)),
+        ("day", datetime(2026, 11, 26, 10, tzinfo=UTC)),
+        ("took", timedelta(days=400, microseconds=1)),
+        ("took", timedelta(microseconds=-1)),
+        ("price", Decimal("1234567890.0123456789")),
+        ("price", Decimal("1E+3")),
+        ("ratio", 0.1 + 0.2),
+        ("uuid", "8e03978e40d543ddbc936894a57f9324"),
+        ("name", "é\\"),
+        ("number", 2**63 - 1),
+    ],
+)
+def test_each_part_of_a_primary_key_is_kept_exactly(part: str, value: Any) -> None:
+    """Microseconds, digits, types: the row is found after the charge, whatever its key consists of."""
+    assert is_fetched_again(Keyed(**{**PARTS, part: value}))
+
+
+@pytest.mark.parametrize("model", [File, Thumbnail])
+def test_a_primary_key_of_bytes_is_kept_exactly(model: type[Model]) -> None:
+    """Its own, or the one of the row to which it links."""
+    digest = bytes.fromhex("00ff7f80")
+    if model is Thumbnail:
+        File.objects.create(digest=digest)
+    assert is_fetched_again(model(digest) if model is File else model(file_id=digest))
+
+
+def test_a_primary_key_of_an_older_version_is_read() -> None:
+    """It was kept as Django's encoder writes each value: numbers, texts, and durations as ISO 8601 has them."""
+    at, hour = PARTS["at"].replace(microsecond=123000), PARTS["hour"].replace(microsecond=123000)
+    row = Keyed.objects.create(**{**PARTS, "at": at, "hour": hour})
+    with pytest.raises(Broken):
+        run(lambda operation: operation.write("row", lambda: 1) and breaks())
+    kept = (
+        '{"model": "shopapp.Keyed", "pk": ["2026-11-26T10:00:00.123Z", "2026-01-01", "23:59:59.123", '
+        '"P1DT00H00M00.000001S", "1.0123456789", 0.5, "8e03978e-40d5-43dd-bc93-6894a57f9324", "12", 7], '
+        '"using": "default"}'
+    )
+    assert IdempotencyStep.objects.update(result=kept) == 1
+    assert run(lambda operation: operation.write("row", breaks) == row)
