@@ -128,9 +128,11 @@ class Idempotency:
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(request, …) -> bool`, called before a replay. If it returns False, the answer is 403."""
     store_body: bool = option(True, check.YES_OR_NO)
-    """With False, a tombstone is stored instead of the response."""
+    """With False, a tombstone is stored instead of the response. A streaming response is refused otherwise, because the
+    work in its body would not be protected.
+    """
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
-    """For a larger response, or a streaming one, a tombstone is stored."""
+    """For a larger response, or a file, a tombstone is stored."""
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
     """The alias of the database that the business write goes to. Default: the key table's write alias."""
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))

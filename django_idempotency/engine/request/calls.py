@@ -14,7 +14,7 @@ from django.utils.translation import get_language
 from ..conf import Options
 from ..protocol.outcomes import Finished, Verdict
 from ..stores import alias_of
-from .responses import capture
+from .responses import capture, refuse_stream
 
 
 class Call:
@@ -61,6 +61,7 @@ class Call:
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Use the response to decide what happens to the view's writes and to the key."""
+        refuse_stream(response, self.options)
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:

@@ -11,6 +11,7 @@ from struct import pack, unpack
 from typing import Any
 
 from django.conf import settings
+from django.core.files import File
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, reverse
@@ -45,15 +46,38 @@ SALT = "django_idempotency.status"
 PROOF, CLAIM = 16, 24
 """The lengths in bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a
 claim."""
+FILES = frozenset({"_io", "tempfile"})
+"""The modules of Python's own files and buffers, from which reading is no work of the view."""
 ABANDONED = "abandoned"
 """The status page's word for a key in progress whose worker has died. A retry takes over the key, or a person
 decides."""
 
 
+def works_later(response: HttpResponseBase) -> bool:
+    """Whether the body may do work of the view while the server sends it, after the key is completed.
+
+    Generators and lazily made files may; a `FileResponse` of a real file, a buffer or Django's `File` does not.
+    """
+    if not response.streaming:
+        return False
+    file = getattr(response, "file_to_stream", None)
+    return not (isinstance(file, File) or type(file).__module__ in FILES)
+
+
+def refuse_stream(response: HttpResponseBase, options: Options) -> None:
+    """Raise `IdempotencyConfigurationError` for a body whose work no retry would do again."""
+    if options.store_body and works_later(response):
+        raise IdempotencyConfigurationError(
+            f"The view returned {response!r}, whose body is made after its key is completed. If the client hangs up or "
+            "the body fails, the rest of its work is lost, and a retry doesn't repeat it. Do the work in the view and "
+            "return an HttpResponse. If the body only reads, pass store_body=False: a retry then gets 409."
+        )
+
+
 def capture(response: HttpResponseBase, options: Options) -> Snapshot:
     """Return the parts of a final response that can be stored; the response must be rendered or streaming.
 
-    For a streaming response, or one that is too large, only the status and `Location` are stored. With
+    For a file, or a response that is too large, only the status and `Location` are stored. With
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
     or a password reset link.
     """

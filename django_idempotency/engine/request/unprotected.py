@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from django.http.response import HttpResponseBase
 
+from ...exceptions import IdempotencyConfigurationError
 from ..events import harmless, warn_if_unprotected
 from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
@@ -20,6 +21,7 @@ from .atomic_requests import as_django_would, awaited_as_django_would
 from .callers import scope_of
 from .fingerprints import UNREADABLE
 from .problems import Refused
+from .responses import refuse_stream
 from .sent_key import read_key
 from .view_call import ViewCall
 
@@ -31,14 +33,24 @@ def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpRespon
     """Call the view without protection. `request.idempotency` has no key, but derives keys from `identity`."""
     _attach_without_key(call, identity)
     with as_django_would(call.request):
-        return call.view(*call.args, **call.kwargs)  # type: ignore[no-any-return]
+        return _told(call, call.view(*call.args, **call.kwargs))
 
 
 async def apass_through(call: ViewCall) -> HttpResponseBase:
     """`pass_through` for an `async def` view, which stays on the event loop unless it needs a transaction."""
     _attach_without_key(call)
-    response: HttpResponseBase = await awaited_as_django_would(call.request, None, call.view, *call.args, **call.kwargs)
-    return response
+    return _told(call, await awaited_as_django_would(call.request, None, call.view, *call.args, **call.kwargs))
+
+
+def _told(call: ViewCall, response: Any) -> HttpResponseBase:
+    """Log that the response would be refused if the request were protected, and return it."""
+    if getattr(response, "streaming", False) and call.method in call.options.methods:
+        try:
+            refuse_stream(response, call.options)
+        except IdempotencyConfigurationError as error:
+            with harmless():
+                logger.warning("%s, if it were protected: %s", call.operation_name(), error)
+    return response  # type: ignore[no-any-return]
 
 
 def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:

@@ -15,7 +15,7 @@ from ..execution.operation import Operation
 from ..protocol.outcomes import Finished, Verdict
 from .adapters import DJANGO, Adapter
 from .calls import Call
-from .responses import capture
+from .responses import capture, refuse_stream
 
 
 class ViewCall(Call):
@@ -68,6 +68,7 @@ def final_response(response: Any, options: Options) -> Finished[HttpResponseBase
         )
     if hasattr(response, "render"):
         response.render()
+    refuse_stream(response, options)
     if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
             f"reconcile answered {response.status_code}, which is not final, although it would be replayed. If "
