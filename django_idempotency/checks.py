@@ -43,6 +43,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 """Packages that give each tenant a PostgreSQL schema of its own."""
 
 
+VENDORS = frozenset({"postgresql", "mysql", "sqlite"})
+"""Django's names for the databases that may have a store. Which MySQL it is, only the server can tell."""
 NEWEST = 20
 """How many of the newest rows W017 tries to decrypt."""
 
@@ -99,6 +101,8 @@ def check_settings() -> Iterator[CheckMessage]:
 def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
     """Query each database that stores keys, to check its server and its key tables."""
     for alias in _aliases().intersection(databases):
+        if connections[alias].vendor not in VENDORS:
+            continue  # `check_settings` has reported it
         try:
             yield from store_for(alias).check()
         except IdempotencyConfigurationError as error:
@@ -294,6 +298,12 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
             id="django_idempotency.E003",
         )
     connection = connections[alias]
+    if connection.vendor not in VENDORS:
+        try:
+            store_for(alias)  # it needs no connection for this
+        except IdempotencyConfigurationError as error:
+            yield Error(str(error), id="django_idempotency.E004")
+        return
     given = connection.settings_dict
     if not given["AUTOCOMMIT"]:
         yield Error(

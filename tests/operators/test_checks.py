@@ -96,6 +96,21 @@ def test_e004_a_database_without_a_store(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Use PostgreSQL, MySQL, MariaDB or SQLite." in message.msg
 
 
+@pytest.mark.parametrize(
+    ("vendor", "name"),
+    [("cockroachdb", "CockroachDB"), ("yugabyte", "YugabyteDB"), ("oracle", "Oracle"), ("microsoft", "SQL Server")],
+)
+def test_e004_an_engine_without_a_store(monkeypatch: pytest.MonkeyPatch, vendor: str, name: str) -> None:
+    """Told by each `check`, from the engine's own names: no connection is opened, and `--database` is silent."""
+    monkeypatch.setitem(connections["default"].__dict__, "vendor", vendor)
+    monkeypatch.setitem(connections["default"].__dict__, "display_name", name)
+    stores.store_for.cache_clear()
+    found = [*check_settings(), *check_databases(["default"])]
+    stores.store_for.cache_clear()
+    assert ids(found) == ["E004"]
+    assert found[0].msg.startswith(f"database 'default' is {name} (ENGINE ")
+
+
 @pytest.mark.django_db
 @pytest.mark.only_on("mysql")
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from inspect import isfunction
+from types import CodeType
 from typing import Any, ClassVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -63,12 +65,13 @@ class IdempotencyMixin:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        mro = cls.__mro__
-        top = next(filter(is_drf_view, reversed(mro)), View)
-        if top in mro and mro.index(top) < mro.index(IdempotencyMixin):
+        above = cls.__mro__[: cls.__mro__.index(IdempotencyMixin)]
+        top = next(filter(is_drf_view, reversed(cls.__mro__)), View)
+        below = top if top in above else next(filter(_ends_in_dispatch, above), None)
+        if below is not None:
             raise IdempotencyConfigurationError(
                 "IdempotencyMixin must come before the view class, and after access mixins:\n\n"
-                f"    class {cls.__name__}(…, IdempotencyMixin, …, {top.__name__}): ..."
+                f"    class {cls.__name__}(…, IdempotencyMixin, …, {below.__name__}): ..."
             )
         if "idempotency" in vars(cls):
             cls.idempotency = checked(cls.idempotency)
@@ -113,7 +116,14 @@ class IdempotencyMixin:
                 if (handler := getattr(view, verb, None)) is not None
                 and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
             }
-        vars(self).update({verb: partial(self._protected, bare, handler) for verb, handler in bare.items()})
+        # adrf asks whether a handler is a coroutine function, and takes a class with one for an asynchronous view:
+        # `_awaited` is one, and no method.
+        vars(self).update(
+            {
+                verb: partial(_awaited if iscoroutinefunction(handler) else _protected, self, bare, handler)
+                for verb, handler in bare.items()
+            }
+        )
         response = parent.dispatch(request, *args, **kwargs)
         if CALLED not in vars(self):
             self._warn_if_bypassed(request, response)
@@ -131,25 +141,6 @@ class IdempotencyMixin:
         if declaration is not None and not declaration.by_request and method in _methods(declaration):
             unprotected(dotted_name(type(self)), f"its dispatch() answers a {method} without calling the handler")
 
-    def _protected(
-        self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        vars(self)[CALLED] = True
-        if iscoroutinefunction(handler):
-            return self._aprotected(bare, handler, request, *args, **kwargs)
-        with self._bare(bare):
-            options, form = self._form_of(handler, request)
-            with as_django_would(request, options):
-                return form(request, *args, **kwargs)
-
-    async def _aprotected(
-        self, bare: Mapping[str, Any], handler: Callable[..., Any], /, request: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        with self._bare(bare):
-            options, form = self._form_of(handler, request)
-            # It runs after dispatch() has returned, so the transaction must wrap the handler.
-            return await awaited_as_django_would(request, options, form, request, *args, **kwargs)
-
     @contextmanager
     def _bare(self, bare: Mapping[str, Any]) -> Iterator[None]:
         """Take the protection off while a handler runs, because it may call another, as ProcessFormView.put() does.
@@ -157,6 +148,7 @@ class IdempotencyMixin:
         Afterwards, it is put back for a `dispatch` below the mixin that calls the handler again, such as after a
         deadlock.
         """
+        vars(self)[CALLED] = True
         wrapped = {verb: vars(self)[verb] for verb in bare}
         vars(self).update(bare)
         try:
@@ -198,6 +190,53 @@ class IdempotencyMixin:
             # as_view() could not check this handler, because the options depend on the request.
             refuse_handler(handler)
         return options
+
+
+def _ends_in_dispatch(base: type) -> bool:
+    """Return whether another package's or project's view class answers in its `dispatch`, as adrf's does.
+
+    The mixin's own would never be called, and each retry would run again. If a function of the class names `dispatch`,
+    it may well call the next one.
+    """
+    if issubclass(base, IdempotencyMixin) or not issubclass(base, View) or "dispatch" not in vars(base):
+        return False
+    functions = filter(isfunction, map(innermost, filter(callable, vars(base).values())))
+    return not any("dispatch" in _names(function.__code__) for function in functions)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
+
+
+def _protected(
+    view: IdempotencyMixin,
+    bare: Mapping[str, Any],
+    handler: Callable[..., Any],
+    /,
+    request: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with view._bare(bare):
+        options, form = view._form_of(handler, request)
+        with as_django_would(request, options):
+            return form(request, *args, **kwargs)
+
+
+async def _awaited(
+    view: IdempotencyMixin,
+    bare: Mapping[str, Any],
+    handler: Callable[..., Any],
+    /,
+    request: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with view._bare(bare):
+        options, form = view._form_of(handler, request)
+        # It runs after dispatch() has returned, so the transaction must wrap the handler.
+        return await awaited_as_django_would(request, options, form, request, *args, **kwargs)
 
 
 # Otherwise, drf-spectacular copies the docstring into the OpenAPI description of each operation.

@@ -19,7 +19,7 @@ from functools import wraps
 from operator import itemgetter
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
 
 from ...exceptions import IdempotencyConfigurationError
@@ -95,7 +95,8 @@ def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callabl
             finally:
                 delattr(request, OPENED)
 
-    return called
+    # A real `async def`; Django's own asynchronous callbacks have a mark, which `wraps` copies.
+    return markcoroutinefunction(called) if iscoroutinefunction(view) else called
 
 
 def under_atomic_requests() -> bool:

@@ -11,6 +11,7 @@ import pytest
 from django.db import connections
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
+from django_idempotency.engine.stores import store_for
 from tests.ways import request_like
 
 pytestmark = [
@@ -27,6 +28,7 @@ PINNING = re.compile(r"\b(PREPARE|EXECUTE|DEALLOCATE|DISCARD|set_config|pg_(?:tr
 @contextmanager
 def logged(**changes: Any) -> Iterator[list[str]]:
     """What the server logs about the connection to the default database, after it has been set up."""
+    store_for("default")  # asks once in a process whether this is Citus
     usual = connections["default"]
     wrapper = usual.copy()
     options = {**usual.settings_dict["OPTIONS"], "options": LOGGING, **changes}

@@ -275,6 +275,33 @@ class TestRefusals:
         with pytest.raises(TypeError, match=r"class Wrong\(…, IdempotencyMixin, …, View\)"):
             type("Wrong", (View, IdempotencyMixin), {})
 
+    def test_behind_a_dispatch_that_calls_no_other(self) -> None:
+        """As in a view class of another package: the mixin's dispatch would never run, and each retry would."""
+
+        class Answering(View):
+            def dispatch(self, request: HttpRequest) -> HttpResponse:
+                return self.post(request)
+
+        with pytest.raises(TypeError, match=r"class Wrong\(…, IdempotencyMixin, …, Answering\)"):
+            type("Wrong", (Answering, Handlers), {})
+        type("Right", (Handlers, Answering), {})
+
+    def test_a_dispatch_that_calls_the_next_one_may_come_first(self) -> None:
+        """By super(), by name, or in a function of its own."""
+
+        class Auditing(View):
+            def dispatch(self, *args: Any) -> Any:
+                return self.audited(lambda: super(Auditing, self).dispatch(*args))
+
+            def audited(self, send: Callable[[], Any]) -> Any:
+                return send()
+
+        class Named(Auditing):
+            def dispatch(self, *args: Any) -> Any:
+                return Auditing.dispatch(self, *args)
+
+        view_class(Named, Handlers)
+
     def test_a_view_that_answers_by_itself(self) -> None:
         """A GraphQL library's: there is no handler to wrap."""
         wrong = type("Wrong", (IdempotencyMixin, View), {"dispatch": lambda self, request: HttpResponse()})
