@@ -13,10 +13,12 @@ using indexes.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from datetime import datetime
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 if find_spec("prometheus_client") is None:
@@ -64,25 +66,35 @@ GAUGES = {
     "schemas_not_counted": "Other schemas that have a key table, such as those of tenants: no gauge counts their keys. "
     "PostgreSQL only.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
-    "protection_off": "1 if the setting `ENABLED` is False or `OBSERVE` is True, otherwise 0. A view's own `observe` "
-    "option is ignored.",
+    "protection_off": "1 if `ENABLED` is False or `OBSERVE` is True in the process that serves the metrics, otherwise "
+    "0. What workers run without protection is counted as the outcome `unprotected`.",
+    "paused": "1 if `PAUSED` is on in the process that serves the metrics, otherwise 0. Missing if its callable fails.",
     "age_seconds": "Seconds since the values of the other gauges were read from the database.",
 }
 NEWEST = 2_000
 """How many of the newest keys a scrape searches for the caller with the most keys."""
+TIMEOUT = 3.0
+"""Seconds. Prometheus waits 10 seconds for a scrape by default, and the old values must reach it in time."""
 logger = logging.getLogger("django_idempotency")
 
 
 class KeyCollector:
     """Gauges for the stored keys. Each scrape runs up to nine short queries on each database.
 
+    One scrape at a time uses the databases. Another one that arrives meanwhile gets the same values.
+
     Args:
         using: database aliases; default: the write alias of the key table.
+        timeout: how many seconds a query may take, including its wait for locks. SQLite has its own `timeout`.
     """
 
-    def __init__(self, *using: str) -> None:
+    def __init__(self, *using: str, timeout: float = TIMEOUT) -> None:
         self.using = using
+        self.timeout = timeout
+        self._one_at_a_time = Lock()
+        self._asked_at = -math.inf
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
+        self._failed: set[str] = set()
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges without values, so that registering the collector runs no queries."""
@@ -91,29 +103,45 @@ class KeyCollector:
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges.
 
-        If a database does not answer, its gauges keep the values of the last successful scrape, so that alerts stay
-        active.
+        If a database does not answer in time, its gauges keep the values of the last successful scrape, so that alerts
+        stay active.
         """
-        families = _families()
-        for alias in self.using or (alias_for(None),):
-            now, unavailable, opened_before = time.monotonic(), 0.0, connections[alias].connection
+        families, arrived = _families(), time.monotonic()
+        aliases = self.using or (alias_for(None),)
+        # Otherwise, while a migration holds the table, each scrape would leave another session that waits for it.
+        first = self._one_at_a_time.acquire(timeout=self.timeout * len(aliases))
+        if first:
             try:
-                self._read[alias] = now, _values(alias)
-            except Error:
-                unavailable = 1.0
-                logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
+                if self._asked_at < arrived:
+                    for alias in aliases:
+                        self._ask(alias)
+                    self._asked_at = time.monotonic()
             finally:
-                # `start_http_server` serves scrapes in threads that do not handle Django requests, so Django does not
-                # close their connections.
-                if opened_before is None:
-                    connections[alias].close()
+                self._one_at_a_time.release()
+        off = float(not get_settings().enabled or resolve().observe)
+        for alias in aliases:
+            unavailable = float(not first or alias in self._failed)
             read_at, values = self._read.get(alias, (None, {}))
-            age = {} if read_at is None else {"age_seconds": now - read_at}
-            off = float(not get_settings().enabled or resolve().observe)
+            age = {} if read_at is None else {"age_seconds": max(0.0, arrived - read_at)}
             told = {"database_unavailable": unavailable, "protection_off": off, **age, **values}
             for name, value in told.items():
                 families[name].add_metric([alias], value)
         return families.values()
+
+    def _ask(self, alias: str) -> None:
+        opened_before = connections[alias].connection
+        try:
+            with store_for(alias).reading(self.timeout):
+                self._read[alias] = time.monotonic(), _values(alias)
+            self._failed.discard(alias)
+        except Error:
+            self._failed.add(alias)
+            logger.exception("The idempotency keys of %s could not be counted for Prometheus.", alias)
+        finally:
+            # `start_http_server` serves scrapes in threads that do not handle Django requests, so Django does not
+            # close their connections.
+            if opened_before is None:
+                connections[alias].close()
 
 
 def install(*using: str, registry: CollectorRegistry = REGISTRY) -> None:
@@ -166,6 +194,10 @@ def _values(alias: str) -> dict[str, float]:
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
         if ages or not running:
             values["oldest_atomic_in_flight_seconds"] = max(ages, default=0)
+    try:  # last, because an error in the project's query ends this transaction
+        values["paused"] = float(get_settings().pauses())
+    except Exception:
+        logger.exception("IDEMPOTENCY['PAUSED'] failed: it is unknown whether requests are paused.")
     return values
 
 

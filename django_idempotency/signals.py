@@ -29,6 +29,8 @@ key_event = Signal(use_caching=True)
         "replay_refused": a retry found a stored response, but `may_replay` refused to replay it.
         "busy": the store did not answer in time, or could not take a key. Nothing was done.
         "paused": `PAUSED` is on, and a request was refused before its key was read. Nothing has run.
+        "unprotected": `ENABLED` is False or `observe` is True, and a request with a protected method is about to run.
+            Each of its retries runs again.
         "error": the claim or the replay failed, for example because of a database error, or because a response could
             not be decrypted. Nothing has run.
         "claim_lost": a backend lost the claim of a request that was still running: the claim was evicted, a failover
@@ -43,13 +45,14 @@ key_event = Signal(use_caching=True)
             must find out what happened.
         "purged": a cleanup has finished.
 
-    using: the database alias. None for a key in a backend.
+    using: the database alias. None for a key in a backend, and with "unprotected".
     backend: the backend that holds the key. None for a key in a database.
     identity: its `scope`, `operation` and `key` identify the request, and logs show its `reference` instead of the key.
-        With "missing", "invalid" and "paused", only the operation is known, and the others are empty strings. None with
-        "purged".
+        With "missing", "invalid", "paused" and "unprotected", only the operation is known, and the others are empty
+        strings. None with "purged".
     attempt: with "claimed" and "taken_over", 1 for the first run and one more for each later run. Otherwise None.
-    reason: with "released", "held" and "error", what happened, without any text from the client. Otherwise empty.
+    reason: with "released", "held", "error" and "unprotected", what happened, without any text from the client.
+        Otherwise empty.
     resource: the object that `operation.refer_to` has stored, as a tuple of type and id, or None.
     cleanup: with "purged", what `cleanup_idempotency_keys` returns. Otherwise None.
 """

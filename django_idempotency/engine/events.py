@@ -16,11 +16,11 @@ from ..models import IdempotencyKey
 from ..signals import key_event
 from .conf import get_settings
 from .protocol import outcomes
-from .protocol.digests import Identity
+from .protocol.digests import Identity, identify
 
 logger = logging.getLogger("django_idempotency")
 LEVELS = {
-    "claimed": logging.DEBUG,
+    **dict.fromkeys(("claimed", "unprotected"), logging.DEBUG),
     **dict.fromkeys(("busy", "claim_lost", "taken_over"), logging.WARNING),
     **dict.fromkeys(("held", "error", "unstored"), logging.ERROR),
 }
@@ -112,9 +112,15 @@ def report_outcome(
             report(REFUSED[type(outcome)], identity, using, backend=backend)
 
 
-def warn_if_unprotected(operation: str) -> None:
-    """Log, once per process, that this operation's requests run without protection."""
-    unprotected(operation, "observe is True" if get_settings().enabled else "ENABLED is False")
+def report_unprotected(operation: str) -> None:
+    """Report that a request runs without protection, and log it once per process.
+
+    The process that serves the metrics may have other settings than the workers, so each worker has to say it.
+    """
+    why = "observe is True" if get_settings().enabled else "ENABLED is False"
+    unprotected(operation, why)
+    nobody = identify(scope="", operation=operation, key="")
+    report("unprotected", nobody, None, reason=why)
 
 
 @lru_cache(maxsize=1024)

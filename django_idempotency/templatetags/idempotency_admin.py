@@ -9,6 +9,8 @@ from django import template
 from django.db import transaction
 from django.urls import NoReverseMatch, reverse
 
+from ..engine.conf import get_settings
+from ..engine.stores import alias_for
 from ..models import IdempotencyKey
 
 register = template.Library()
@@ -37,11 +39,25 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         address = reverse(f"admin:{NAME}_changelist", current_app=site.name)
     except NoReverseMatch:
         return {"address": None}
+    switched = {"address": address, "paused": _paused()}
     try:
         keys = model_admin.get_queryset(request)
         with transaction.atomic(using=keys.db):  # an error must not break the page's transaction
             open_ = running_transactions(using=keys.db) or ()
-            return {"number": attention(overview(keys)), "hanging": hanging(open_), "address": address}
+            return switched | {"number": attention(overview(keys)), "hanging": hanging(open_)}
     except Exception:  # the page is Django's, and must not break
         logger.exception("The admin's index page could not count the keys that need attention.")
-        return {"number": None, "address": address}
+        return switched | {"number": None}
+
+
+def _paused() -> bool:
+    """Whether `PAUSED` is on. A callable that fails is logged, and the requests that it fails say so themselves."""
+    conf = get_settings()
+    if not callable(conf.paused):
+        return conf.paused
+    try:
+        with transaction.atomic(using=alias_for(None)):  # an error must not break the page's transaction
+            return conf.pauses()
+    except Exception:
+        logger.exception("IDEMPOTENCY['PAUSED'] failed: it is unknown whether requests are paused.")
+        return False

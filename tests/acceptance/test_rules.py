@@ -34,6 +34,9 @@ FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
     ("IdempotencyKeysStuck", {"stuck": 1}, {}),
     ("IdempotencyDatabaseUnavailable", {"database_unavailable": 1, "age_seconds": 600}, {}),
     ("IdempotencyProtectionOff", {"protection_off": 1}, {}),
+    ("IdempotencyProtectionOff", {}, {"unprotected": 1}),
+    ("IdempotencyPaused", {"paused": 1}, {}),
+    ("IdempotencyPaused", {}, {"paused": 1}),
     ("IdempotencySchemasNotCounted", {"schemas_not_counted": 1}, {}),
     ("IdempotencyMetricsMissing", {"database_unavailable": None}, {}),
     ("IdempotencyAtomicRequestHangs", {"oldest_atomic_in_flight_seconds": 61}, {}),
@@ -138,7 +141,7 @@ def test_each_alert_names_a_page_and_a_heading_that_exist() -> None:
 
 @promtool_only
 def test_each_alert_fires_at_its_threshold_and_not_below(tmp_path: Path) -> None:
-    """After an hour. The replay rate is a share of all requests."""
+    """After two hours. The replay rate is a share of all requests."""
     assert {alert for alert, _, _ in FIRING} - {None} == {rule["alert"] for rule in rules() if "alert" in rule}
     tests = [case(*firing) for firing in FIRING]
     suite = {"rule_files": [str(DOCS / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
@@ -148,11 +151,11 @@ def test_each_alert_fires_at_its_threshold_and_not_below(tmp_path: Path) -> None
 
 
 def case(alert: str | None, gauges: dict[str, int | None], outcomes: dict[str, int]) -> dict[str, Any]:
-    """One hour of samples, and what Prometheus makes of them."""
+    """Two hours of samples, and what Prometheus makes of them."""
     values = {**dict.fromkeys(GAUGES, 0), **{f"idempotency_keys_{name}": value for name, value in gauges.items()}}
     rates = {**STEADY, **outcomes}
-    series = [(f'{name}{{database="default"}}', f"{value}x60") for name, value in values.items() if value is not None]
-    series += [(f'{OUTCOMES}{{operation="o",outcome="{name}"}}', f"0+{rate}x60") for name, rate in rates.items()]
+    series = [(f'{name}{{database="default"}}', f"{value}x120") for name, value in values.items() if value is not None]
+    series += [(f'{OUTCOMES}{{operation="o",outcome="{name}"}}', f"0+{rate}x120") for name, rate in rates.items()]
     share = rates["replayed"] / (sum(rates.values()) - rates["claimed"])
     return {
         "interval": "1m",
@@ -166,6 +169,7 @@ def case(alert: str | None, gauges: dict[str, int | None], outcomes: dict[str, i
 
 DOUBT, HELD = 'idempotency_keys_in_doubt{job="shop",database="default"}', f'{OUTCOMES}{{job="shop",outcome="held"}}'
 UNSTORED, OFF = f'{OUTCOMES}{{job="shop",outcome="unstored"}}', 'idempotency_keys_protection_off{job="shop"}'
+UNPROTECTED, PAUSED = f'{OUTCOMES}{{job="shop",outcome="unprotected"}}', 'idempotency_keys_paused{job="shop"}'
 ALIVE = 'idempotency_keys_database_unavailable{job="shop"}'
 BY_JOB = 'count by (alertname, job) (ALERTS{alertstate="firing"})'
 TIMES: list[tuple[str, dict[str, str], str, str, str | None]] = [
@@ -203,6 +207,15 @@ TIMES: list[tuple[str, dict[str, str], str, str, str | None]] = [
         BY_JOB,
         "ProtectionOff",
     ),
+    (
+        "a worker that has run one request without protection, and stopped",
+        {UNPROTECTED: "_x10 1x9 stale _x30", ALIVE: "0x60"},
+        "12m",
+        BY_JOB,
+        "ProtectionOff",
+    ),
+    ("the same, long ago", {UNPROTECTED: "_x10 1x50", ALIVE: "0x60"}, "32m", BY_JOB, None),
+    ("a pause of half an hour", {PAUSED: "0x9 1x30 0x60", ALIVE: "0x90"}, "75m", BY_JOB, None),
     ("no scrape for six minutes", {ALIVE: "0x10 stale _x20"}, "17m", FIRES, "MetricsMissing"),
     (
         "a caller with most of the keys, as each day",
@@ -237,4 +250,4 @@ def test_an_alert_survives_a_gap_names_its_job_and_ends_with_its_cause(tmp_path:
 
 def expected(expression: str, labels: str | None, value: float) -> dict[str, Any]:
     samples = [] if labels is None else [{"labels": labels, "value": value}]
-    return {"expr": expression, "eval_time": "60m", "exp_samples": samples}
+    return {"expr": expression, "eval_time": "120m", "exp_samples": samples}

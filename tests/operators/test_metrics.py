@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from threading import Event, Lock, Semaphore
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +25,8 @@ from tests.expired import make_leased, without_tables
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks, row
 from tests.roles import unprivileged
+from tests.servers import DEADLINE
+from tests.sql import TABLE, ask, isolated
 from tests.step_rows import recount
 
 Scrape = Callable[[], dict[tuple[Any, ...], float]]
@@ -221,3 +226,133 @@ def test_a_database_that_does_not_answer_keeps_its_last_values(
     ]
     assert "could not be counted for Prometheus" in caplog.text
     assert shown(scrape, *names, "age_seconds") == [0, 1, 0, 0]
+
+
+# --- a key table that cannot be read
+
+HOLD = {"postgresql": "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", "mysql": "LOCK TABLES {} WRITE"}
+LIMITS = {"postgresql": "SHOW statement_timeout", "mysql": "SELECT @@lock_wait_timeout"}
+
+
+@contextmanager
+def migrating() -> Iterator[None]:
+    """Another session holds the key table, as a long migration does."""
+    locked, done = Event(), Event()
+
+    def migrate() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(HOLD[connection.vendor].format(TABLE))
+            locked.set()
+            assert done.wait(DEADLINE)
+            if connection.vendor == "mysql":
+                cursor.execute("UNLOCK TABLES")
+
+    with ThreadPoolExecutor(1) as pool:
+        migration = pool.submit(isolated(migrate))
+        try:
+            assert locked.wait(DEADLINE)
+            yield
+        finally:
+            done.set()
+            migration.result(DEADLINE)
+
+
+def collected(collector: metrics.KeyCollector) -> dict[str, float]:
+    return {sample.name: sample.value for family in collector.collect() for sample in family.samples}
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+def test_a_migration_that_holds_the_table_ends_no_alert() -> None:
+    """The scrape answers in time, with the last values. A page about money would resolve without them."""
+    make_leased("k", "failed", doubt=True)
+    collector = metrics.KeyCollector(timeout=0.2)
+    names = ("idempotency_keys_database_unavailable", "idempotency_keys_in_doubt")
+    assert [collected(collector)[name] for name in names] == [0, 1]
+    with migrating():
+        assert [collected(collector)[name] for name in names] == [1, 1]
+    assert [collected(collector)[name] for name in names] == [0, 1]
+
+
+@pytest.mark.only_on("postgresql")
+def test_scrapes_of_a_held_table_do_not_take_the_last_session() -> None:
+    """One session waits for the table, however many scrapes do; those that come later get the old values."""
+    collector, waiting = metrics.KeyCollector(timeout=0.5), "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    seen = []
+    with migrating(), ThreadPoolExecutor(10) as pool:
+        scrapes = [pool.submit(isolated(collected), collector) for _ in range(10)]
+        while not all(scrape.done() for scrape in scrapes):
+            seen.append(ask(waiting)[0])
+    assert max(seen) == 1
+    assert {scrape.result()["idempotency_keys_database_unavailable"] for scrape in scrapes} == {1}
+
+
+def test_scrapes_that_come_at_once_share_their_values(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers of Prometheus ask the database once."""
+    asked, go_on, arrivals = list[None](), Event(), Semaphore(0)
+
+    class Noted:
+        """The collector's lock, and who has come to it."""
+
+        def __init__(self) -> None:
+            self.lock = Lock()
+            self.release = self.lock.release
+
+        def acquire(self, timeout: float) -> bool:
+            arrivals.release()
+            return self.lock.acquire(timeout=timeout)
+
+    def paused() -> bool:
+        asked.append(None)
+        return go_on.wait(DEADLINE)
+
+    settings.IDEMPOTENCY = {"PAUSED": paused}
+    monkeypatch.setattr(metrics, "Lock", Noted)
+    collector = metrics.KeyCollector(timeout=DEADLINE)
+    with ThreadPoolExecutor(2) as pool:
+        scrapes = [pool.submit(isolated(collected), collector) for _ in range(2)]
+        assert all(arrivals.acquire(timeout=DEADLINE) for _ in scrapes)
+        go_on.set()
+        assert [scrape.result(DEADLINE)["idempotency_keys_paused"] for scrape in scrapes] == [1, 1]
+    assert len(asked) == 1
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+def test_the_limit_of_a_scrape_is_not_that_of_the_application(scrape: Scrape) -> None:
+    """A view that serves the metrics uses the connection, and the transaction, of a request."""
+    usual = ask(LIMITS[connection.vendor])
+    with transaction.atomic():
+        scrape()
+        assert ask(LIMITS[connection.vendor]) == usual
+    scrape()
+    assert ask(LIMITS[connection.vendor]) == usual
+
+
+# --- what stops or switches off
+
+
+@pytest.mark.parametrize(("paused", "shown"), [(True, 1), (lambda: True, 1), (False, 0), (lambda: 1 // 0, None)])
+def test_a_gauge_shows_a_pause(scrape: Scrape, settings: Any, paused: Any, shown: int | None) -> None:
+    """A callable, too. One that fails hides no other gauge."""
+    settings.IDEMPOTENCY = {"PAUSED": paused}
+    found = scrape()
+    assert found.get(("idempotency_keys_paused", "default")) == shown
+    assert found["idempotency_keys_database_unavailable", "default"] == 0
+
+
+def test_a_failing_query_of_the_switch_ends_no_other_gauge(scrape: Scrape, settings: Any) -> None:
+    """Its error ends the scrape's transaction."""
+    settings.IDEMPOTENCY = {"PAUSED": lambda: ask("SELECT no_such_column")}
+    assert shown(scrape, "database_unavailable", "in_doubt") == [0, 0]
+
+
+@pytest.mark.parametrize("setting", [{"ENABLED": False}, {"OBSERVE": True}])
+def test_a_worker_counts_what_it_runs_without_protection(
+    scrape: Scrape, settings: Any, post: Any, setting: Any
+) -> None:
+    """The process that serves the metrics may have other settings than the workers."""
+    settings.IDEMPOTENCY = setting
+    for _ in range(2):
+        assert post("/pay").status_code == 201
+    settings.IDEMPOTENCY = {}
+    found = {name: value for name, value in scrape().items() if name[0] == "idempotency_key_outcomes_total"}
+    assert found == {("idempotency_key_outcomes_total", "POST pay", "unprotected"): 2}

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from threading import Barrier, Event, get_ident
+from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
+from django_idempotency import run_once
 from tests.acceptance.pages import ROOT
 from tests.admin_pages import make_key
+from tests.servers import DEADLINE, eventually
+from tests.sql import TABLE, ask
 
-PAGE = (ROOT / "docs/runbook.md").read_text().partition("### A table that grows")[2].partition("\n### ")[0]
+RUNBOOK = (ROOT / "docs/runbook.md").read_text()
+PAGE = RUNBOOK.partition("### A table that grows")[2].partition("\n### ")[0]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -37,3 +43,41 @@ def test_the_caller_of_a_flood_is_named_first() -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         assert list(cursor.fetchall()) == [("user:2", "POST orders/", 3), ("user:1", "POST orders/", 1)]
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_the_session_that_holds_the_key_table_is_named(in_threads: Any) -> None:
+    """Not those that wait for it, although others wait behind them."""
+    page = RUNBOOK.partition("### A locked key table")[2].partition("\n### ")[0]
+    (statement,) = re.findall(r"^    (SELECT blocker.*?);$", page, re.DOTALL | re.MULTILINE)
+    locked, done = Barrier(3, timeout=DEADLINE), Event()
+
+    def hold() -> Any:
+        with transaction.atomic():
+            (pid,) = ask(f"SELECT pg_backend_pid() FROM (SELECT count(*) FROM {TABLE}) AS read_first")
+            with connection.cursor() as cursor:
+                cursor.execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
+            locked.wait()
+            assert done.wait(DEADLINE)
+            return pid
+
+    def claim() -> Any:
+        locked.wait()
+        return run_once(lambda: 1, scope="s", key=str(get_ident()), operation="o").value
+
+    def look() -> Any:
+        try:
+            with connection.cursor() as cursor:
+
+                def found() -> Any:
+                    cursor.execute(statement)
+                    rows = cursor.fetchall()
+                    return rows if [row[4] for row in rows] == [2] else None
+
+                return eventually("both claims to wait", found)
+        finally:
+            done.set()
+
+    pid, *claims, ((named, *_),) = in_threads(4, lambda number: (hold, claim, claim, look)[number]())
+    assert (named, claims) == (pid, [1, 1])

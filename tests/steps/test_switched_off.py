@@ -17,6 +17,7 @@ from django_idempotency.checks import check_project
 from django_idempotency.engine import events
 from django_idempotency.keys import derived_key
 from django_idempotency.models import IdempotencyKey
+from tests.heard import heard
 from tests.servers import fake_gateway
 
 Post = Callable[..., Any]
@@ -98,6 +99,31 @@ def test_the_log_says_so_once_an_operation(
     said = [r.getMessage() for r in caplog.records if "without" in r.getMessage()]
     operation = "job" if name is None else f"POST {name}"
     assert said == [f"{operation} runs without protection, because {why}: each retry runs again."]
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "why"),
+    [
+        *((OFF, name, "ENABLED is False") for name in VIEWS),
+        ({}, "observed/a", "observe is True"),
+        (OFF, None, "ENABLED is False"),
+    ],
+)
+def test_each_request_that_runs_unprotected_is_an_event(
+    post: Post, client: Any, settings: Any, setting: Any, name: str | None, why: str
+) -> None:
+    """Of its operation, with what is switched off. Requests that are not protected anyway are none."""
+    settings.IDEMPOTENCY = setting
+    with heard() as told:
+        for _ in range(2):
+            if name is None:
+                run_once(lambda: 1, scope="s", operation="job", key="k")
+            else:
+                post(f"/{name}")
+                client.put(f"/{name}")
+    assert [(one["event"], one["identity"].operation, one["identity"].key, one["reason"]) for one in told] == [
+        ("unprotected", "job" if name is None else f"POST {name}", "", why)
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ... import exceptions
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, OnceKeywords, Options, as_options, get_settings, resolve
 from ..conf.fields import refuse_unknown
-from ..events import report, report_outcome, warn_if_unprotected
+from ..events import report, report_outcome, report_unprotected
 from ..protocol import outcomes
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey, check_key
@@ -110,7 +110,7 @@ def run_once(
         report("paused", identify(scope="", operation=name, key=""), alias, backend=backend)
         raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
     if not conf.enabled:
-        warn_if_unprotected(operation_name(work, resolved.operation))
+        report_unprotected(operation_name(work, resolved.operation))
         with nullcontext() if leased or backend else transaction.atomic(using=alias):
             operation = operation_without_key(resolved)
             with suppress(InvalidKey, IdempotencyConfigurationError):  # the work still runs, with random derived keys

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from django.db import transaction
 from django.http.response import HttpResponseBase
 
-from ..events import harmless, warn_if_unprotected
+from ..events import harmless, report_unprotected
 from ..execution.claiming import atomically
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
@@ -37,7 +37,7 @@ logger = logging.getLogger("django_idempotency")
 
 def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -> HttpResponseBase:
     """Run the view, and log what would have been replayed or refused if it were protected. See Note [Observing]."""
-    warn_if_unprotected(call.operation_name())
+    report_unprotected(call.operation_name())
     wanted = safely(ask)
     if not isinstance(wanted, ClaimRequest):
         _log(call, wanted)

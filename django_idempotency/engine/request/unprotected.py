@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
-from ..events import harmless, warn_if_unprotected
+from ..events import harmless, report_unprotected
 from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
@@ -66,7 +66,7 @@ def identity_of(call: ViewCall) -> Identity | None:
     """
     if call.method not in call.options.methods:
         return None
-    warn_if_unprotected(call.operation_name())
+    report_unprotected(call.operation_name())
 
     def identity() -> Identity | None:
         try:

@@ -5,6 +5,7 @@ Most statements fail with an error code instead of waiting for a lock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -54,6 +55,8 @@ class InnoDBStore(Store):
     unmigrated = frozenset({1054, 1146})  # an unknown column, a missing table
     at_once: ClassVar[str] = ""
     """A prefix that makes a statement fail instead of waiting for a lock."""
+    statement_limit: ClassVar[tuple[str, int]]
+    """The variable that limits how long a SELECT takes, and how many of its units make a second."""
     guard: ClassVar[str]
     """The subquery with which an INSERT looks for its key."""
     share: ClassVar[str]
@@ -81,6 +84,19 @@ class InnoDBStore(Store):
     def reads_committed(self) -> bool:
         """Whether transactions run under READ COMMITTED, where a SELECT for a missing key locks nothing."""
         return self._isolation == "read committed"
+
+    @contextmanager
+    def reading(self, seconds: float) -> Iterator[None]:
+        # The second variable limits the wait for a table that DDL or LOCK TABLES holds.
+        limits = {self.statement_limit[0]: seconds * self.statement_limit[1], "lock_wait_timeout": math.ceil(seconds)}
+        before = self._fetch(f"SELECT {', '.join(f'@@SESSION.{name}' for name in limits)}")
+        change = f"SET {', '.join(f'SESSION {name} = %({name})s' for name in limits)}"
+        self._execute(change, limits)
+        try:
+            yield
+        finally:
+            with suppress(Error):  # a connection that has ended took its variables with it
+                self._execute(change, dict(zip(limits, before, strict=True)))
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
@@ -155,6 +171,7 @@ class MariaDBStore(InnoDBStore):
     """
 
     at_once = AT_ONCE
+    statement_limit = "max_statement_time", 1
     guard = "{}"
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
@@ -185,6 +202,7 @@ class MySQLStore(InnoDBStore):
 
     # Reading the table that the INSERT writes to raises error 1093, except in a derived table (a SELECT inside FROM). A
     # plain SELECT would wait for locks, and SKIP LOCKED would mistake a locked row for a new key.
+    statement_limit = "max_execution_time", 1000
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 

@@ -8,12 +8,13 @@ one row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections, transaction
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
 from ...models import IdempotencyKey
@@ -167,6 +168,14 @@ class PostgreSQLStore(Store):
             complete=checked.format(self._sql.complete),
             release=checked.format(self._sql.release),
         )
+
+    @contextmanager
+    def reading(self, seconds: float) -> Iterator[None]:
+        # The rollback restores the timeout, also behind a pooler and within an outer transaction.
+        with transaction.atomic(using=self.alias):
+            self._execute("SELECT set_config('statement_timeout', %(ms)s, true)", {"ms": str(int(seconds * 1000))})
+            yield
+            transaction.set_rollback(True, using=self.alias)
 
     def explain(self, error: Error) -> None:
         if self.code(error) == OUT_OF_SHARED_MEMORY:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -252,6 +253,14 @@ class Store(ABC):
         names = {name: self._sql.k[name] for name in REFERENCE} | {"table": table, "id": id_}
         gone = json.dumps([dict(zip("iks", key[:3], strict=True)) for key in keys])
         return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
+
+    @contextmanager
+    def reading(self, seconds: float) -> Iterator[None]:
+        """Let each statement inside read for at most `seconds`, including its wait for locks.
+
+        SQLite's readers wait only as long as the connection's `timeout`.
+        """
+        yield
 
     def running(self) -> list[RunningTransaction] | None:
         """Return the open transactions that hold atomic-mode keys, oldest first, or None if the store can't tell."""

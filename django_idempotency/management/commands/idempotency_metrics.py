@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
+from socket import SHUT_RDWR
 from socketserver import ThreadingMixIn
 from threading import Event
 from typing import Any
@@ -14,9 +17,37 @@ POLL = 0.5
 """The maximum number of seconds that the command takes to end after a signal."""
 
 
+PATIENCE = 30.0
+"""Seconds after which a connection is cut off. Prometheus gives up earlier, after 10 seconds by default."""
+MOST = 50
+"""The maximum number of connections. If there are more, the oldest are cut off: those of Prometheus are short."""
+
+
 class Server(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread, but not for ever: see `cut_off`."""
+
     daemon_threads = True
     timeout = POLL
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.opened: dict[Any, float] = {}  # oldest first
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.opened[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.opened.pop(request, None)
+        super().shutdown_request(request)
+
+    def cut_off(self) -> None:
+        """Shut down connections that are too old or too many. A timeout would not end one that sends byte by byte."""
+        connections = list(self.opened.items())
+        for number, (connection, since) in enumerate(connections):
+            if number < len(connections) - MOST or time.monotonic() - since > PATIENCE:
+                with suppress(OSError):  # it has ended by itself
+                    connection.shutdown(SHUT_RDWR)
 
 
 class Silent(WSGIRequestHandler):
@@ -56,3 +87,4 @@ class Command(IdempotencyCommand):
             self.say(f"Serving metrics at http://{host}:{server.server_port}/metrics")
             while not stop.is_set():
                 server.handle_request()
+                server.cut_off()

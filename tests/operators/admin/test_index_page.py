@@ -18,7 +18,7 @@ from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.models import IdempotencyKey
 from tests import urls
 from tests.admin_pages import make_key, staff, step
-from tests.sql import NO_TABLE, instead
+from tests.sql import NO_TABLE, ask, instead
 
 pytestmark = pytest.mark.django_db
 ADDRESS = "/admin/django_idempotency/idempotencykey/?state=attention"
@@ -63,6 +63,22 @@ def test_behind_the_admin_in_installed_apps_the_page_is_djangos_own() -> None:
     """Django takes the first template that it finds."""
     with override_settings(INSTALLED_APPS=AFTER):
         assert told(staff("view_idempotencykey")) == []
+
+
+@pytest.mark.parametrize("paused", [True, lambda: True])
+def test_a_pause_is_told(settings: Any, paused: Any) -> None:
+    """A callable's, too, which no deployment shows."""
+    client, said = staff("view_idempotencykey"), "The protected endpoints are paused: every request to them gets 503."
+    assert said not in client.get(reverse("admin:index")).content.decode()
+    settings.IDEMPOTENCY = {"PAUSED": paused}
+    assert said in client.get(reverse("admin:index")).content.decode()
+
+
+def test_a_switch_that_fails_does_not_break_the_page(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor its transaction."""
+    settings.IDEMPOTENCY = {"PAUSED": lambda: ask("SELECT no_such_column")}
+    assert told(staff("view_idempotencykey")) == [("errornote", ADDRESS, "Idempotency keys: Needs attention: 2")]
+    assert "it is unknown whether requests are paused" in caplog.text
 
 
 class Tenants(IdempotencyKeyAdmin):
