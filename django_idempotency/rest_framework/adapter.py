@@ -24,7 +24,7 @@ from ..engine.request.adapters import Adapter
 from ..engine.request.callers import authenticated_scope, is_authenticated, name_among
 from ..engine.request.calls import Call
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_payload_of
-from .finality import settle
+from .finality import leave, settle
 
 UNPARSED = "_idempotency_unparsed"
 """The request attribute that holds the parser's error, if the body could not be parsed."""
@@ -112,6 +112,9 @@ class RestFrameworkAdapter(Adapter):
                 response.data = _data_of(response)  # tests and middlewares read this
         settle(view_of(call), call.request, response)
         return super().deliver(call, response, replayed=replayed)
+
+    def unanswered(self, call: Call, error: Exception) -> None:
+        leave(view_of(call), call.request, error)
 
     # --- without a request
 

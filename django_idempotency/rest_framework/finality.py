@@ -21,8 +21,12 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from ..engine.conf import get_settings
+
 FINAL = "_idempotency_final"
 """The attribute of Django's request that holds the final response, or the exception that the view must raise."""
+LEFT = "_idempotency_left"
+"""The attribute of Django's request that holds an exception to which the view responds after the package has ended."""
 _guards: WeakSet[Any] = WeakSet()
 
 
@@ -30,6 +34,15 @@ def settle(view: Any, request: Any, final: Any) -> None:
     """Make the view return this response, or raise this exception, unchanged."""
     guard(type(view))
     vars(request)[FINAL] = final
+
+
+def leave(view: Any, request: Any, error: Exception) -> None:
+    """Let the view respond to an exception that ended the attempt, such as one from COMMIT.
+
+    The response says that it is no replay, as every response does for which a key was honoured.
+    """
+    guard(type(view))
+    vars(request)[LEFT] = error
 
 
 def guard(view_class: Any) -> None:
@@ -60,15 +73,23 @@ def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
     def handle_exception(self: Any, exc: Exception) -> Any:
         if _is_final(getattr(self, "request", None), exc):
             raise exc
-        return method(self, exc)
+        response = method(self, exc)
+        if _attributes(getattr(self, "request", None)).get(LEFT) is exc:
+            response.headers[get_settings().replayed_header] = "false"
+        return response
 
     return handle_exception
 
 
 def _is_final(request: Any, candidate: Any) -> bool:
     """Return whether the view must leave `candidate` unchanged. If so, the request drops its reference to it."""
-    attributes = getattr(getattr(request, "_request", request), "__dict__", {})
+    attributes = _attributes(request)
     if FINAL not in attributes or attributes[FINAL] is not candidate:
         return False
     del attributes[FINAL]
     return True
+
+
+def _attributes(request: Any) -> dict[str, Any]:
+    """Return the attributes of Django's own request."""
+    return getattr(getattr(request, "_request", request), "__dict__", {})

@@ -97,6 +97,9 @@ class Adapter:
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
 
+    def unanswered(self, call: Call, error: Exception) -> None:
+        """Note an exception that leaves the package, such as one from COMMIT, before the framework responds to it."""
+
     # --- without a request
 
     def operations(self, callback: Any) -> Iterator[tuple[str, str, Any]] | None:

@@ -29,7 +29,7 @@ from ..execution.elsewhere import run_elsewhere
 from ..execution.leased import run_leased
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
-from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Refusal, Unavailable
+from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Outcome, Refusal, Unavailable
 from ..stores import alias_of, alias_unless_elsewhere
 from . import problems
 from .callers import scope_of, warn_of_scheme
@@ -66,13 +66,12 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if not isinstance(wanted, ClaimRequest):
         return pass_through(call) if wanted is None else _refuse(call, wanted)
 
-    if options.backend is not None:
-        alias, outcome = None, run_elsewhere(options.backend, wanted, call)
-    else:
-        alias = alias_of(options)
-        run = run_atomically if wanted.lease is None else run_leased
-        store = reached(alias)
-        outcome = store if isinstance(store, Unavailable) else run(store, wanted, call)
+    alias = alias_unless_elsewhere(options)
+    try:
+        outcome = _run(call, wanted, alias)
+    except Exception as error:
+        call.adapter.unanswered(call, error)
+        raise
     if not isinstance(outcome, Finished):
         keep_stored_session(call.request)
     if isinstance(outcome, Completed):
@@ -81,6 +80,15 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if isinstance(outcome, Finished):
         return call.adapter.deliver(call, outcome.value, replayed=False, own=True)
     return _turned_away(call, wanted, outcome)
+
+
+def _run(call: ViewCall, wanted: ClaimRequest, alias: str | None) -> Outcome[HttpResponseBase]:
+    if alias is None:
+        return run_elsewhere(str(call.options.backend), wanted, call)
+    store = reached(alias)
+    if isinstance(store, Unavailable):
+        return store
+    return (run_atomically if wanted.lease is None else run_leased)(store, wanted, call)
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
