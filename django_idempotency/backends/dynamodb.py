@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from django.core.checks import CheckMessage, Warning
 
+from ..limits import limit_in
 from . import KeyValueBackend
 
 __all__ = ["DynamoDBBackend"]
@@ -37,8 +40,16 @@ class DynamoDBBackend(KeyValueBackend):
     def __init__(self, table: str, **client: Any) -> None:
         self.table = table
         self.client = boto3.client("dynamodb", config=LIMITS, **client)
+        self._before = threading.local()
+        self.client.meta.events.register_first("needs-retry.dynamodb", self._let_limits_through)
+
+    def _let_limits_through(self, caught_exception: BaseException | None = None, **about: Any) -> None:
+        """Raise a limit because of which botocore would try again. It wraps each exception that it catches."""
+        if (limit := limit_in(caught_exception, getattr(self._before, "handled", None))) is not None:
+            raise limit
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
+        self._before.handled = sys.exception()
         now = round(time.time(), 3)  # as the condition says it
         key = {"name": {"S": name}}
         if old is None and new is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from django.core.checks import CheckMessage, Warning
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ..limits import limit_in
 from . import KeyValueBackend
 
 __all__ = ["RedisBackend"]
@@ -68,19 +70,26 @@ class RedisBackend(KeyValueBackend):
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         command = (self.prefix + name, old or b"", new or b"", max(1, round(seconds * 1000)))
+        handled = sys.exception()
         try:
             try:
                 return self._swap(*command)
-            except (redis.ConnectionError, redis.TimeoutError):
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if limit_in(error, handled) is not None:
+                    raise
                 # If the first try took effect after all, this one finds `new`.
                 return self._swap(*command)
-        except redis.RedisError:
-            raise
-        except BaseException:
-            # A signal handler may have raised this before the answer was read. The next swap on the same connection
-            # would read that answer instead of its own, so this client's connections are not used again.
+        except BaseException as error:
+            # redis-py takes a TimeoutError or OSError that a signal handler has raised for its own.
+            limit = limit_in(error, handled)
+            if limit is None and isinstance(error, redis.RedisError):
+                raise
+            # It may have struck before the answer was read. The next swap on the same connection would read that answer
+            # instead of its own, so this client's connections are not used again.
             self.client = self.connect()
-            raise
+            if limit is None:
+                raise
+            raise limit from None
 
     def _swap(self, *command: Any) -> bytes | None:
         if not self.replicas:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
 
 from django.db import connections, transaction
 
+from ..limits import is_limit
 from ..models import IdempotencyKey
 from ..signals import key_event
 from .conf import get_settings
@@ -54,7 +54,7 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log an event and send it as a signal. This never raises an exception.
+    """Log an event and send it as a signal. The only exception that this raises is a limit that strikes meanwhile.
 
     If a transaction is open on `using`, this happens after its COMMIT.
 
@@ -82,9 +82,13 @@ def report(
     extra = {"event": event, **named, **about, "resource_type": type_, "resource_id": id_}
     place = {"using": using, "backend": backend}
     sent = {"event": event, **place, "identity": identity, **about, "resource": resource, "cleanup": None}
-    tell = partial(_tell, level, "Idempotency key %s of %s: %s.", args, extra, sent)
+
+    def tell() -> None:
+        _tell(level, "Idempotency key %s of %s: %s.", args, extra, sent)
+
     if using is not None and connections[using].in_atomic_block:
-        transaction.on_commit(tell, using=using, robust=True)
+        # Not `robust`, which swallows a time limit, too, and logs it with the text of the callback.
+        transaction.on_commit(tell, using=using)
     else:
         tell()
 
@@ -141,22 +145,30 @@ def report_purged(cleanup: Any, using: str) -> None:
 
 
 def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
-    with harmless():
-        logger.log(level, text, *args, extra=extra)
-    with harmless():
-        key_event.send_robust(IdempotencyKey, **sent)
+    try:
+        with harmless():
+            logger.log(level, text, *args, extra=extra)
+    finally:  # a limit that strikes the log must not keep the event from its receivers
+        with harmless():
+            returned = [answer for _, answer in key_event.send_robust(IdempotencyKey, **sent)]
+            if limits := [answer for answer in returned if isinstance(answer, BaseException) and is_limit(answer)]:
+                raise limits[0]
 
 
-@contextmanager
-def harmless() -> Iterator[None]:
+class harmless:  # noqa: N801 (used as `with harmless():`)
     """Print any exception that a log filter or a signal receiver raises, and continue.
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
-    `__qualname__` fails. `on_commit(robust=True)` is not enough: if the failing callback is a `partial`, Django 5.2
-    raises a second exception and skips the project's callbacks, and newer versions log the callback's text, including
-    the key, which is a secret.
+    `__qualname__` fails. A limit that strikes meanwhile is none of theirs, and is raised.
+
+    This is no generator: one that is interrupted would hold the block until it is collected.
     """
-    try:
-        yield
-    except Exception:  # noqa: BLE001 (a receiver must not change the response)
-        traceback.print_exc()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or is_limit(error):
+            return False
+        traceback.print_exception(error)  # a receiver must not change the response
+        return True

@@ -9,11 +9,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from threading import Event
 from typing import Any, Literal
@@ -26,10 +25,10 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import atomically, claim_or_wait, claim_request
-from ..engine.execution.leased import committed, run_claimed
+from ..engine.execution.claiming import atomically, claim_request
+from ..engine.execution.leased import run_claimed
 from ..engine.execution.operation import Operation
-from ..engine.protocol.digests import identify
+from ..engine.protocol.digests import Identity, identify
 from ..engine.protocol.error_text import describe, without_controls
 from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Unavailable, Verdict
 from ..engine.stores import Store, alias_for, store_for
@@ -37,6 +36,7 @@ from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
 from ..engine.stores.states import Clock
 from ..exceptions import IdempotencyConfigurationError, NotDecryptable
+from ..limits import is_limit
 from ..models import IdempotencyKey
 from .cleanup import is_over
 from .decisions import Decision, with_decision
@@ -248,58 +248,77 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
     )
 
 
+@dataclass
+class _Asking:
+    """One key's `reconcile`, which is called instead of the work."""
+
+    row: IdempotencyKey
+    declared: Declaration
+    claim: Claimed | None = None
+    doubts: Sequence[str] = ()
+    recorded: Sequence[str] = ()
+
+    def run(self, operation: Operation, claim: Claimed) -> Finished[Any]:
+        """If `reconcile` returns None, the key and its steps are left for a retry."""
+        self.claim = claim
+        reconcile, in_doubt, lost = self.declared.options.reconcile, set(operation.in_doubt), set(operation.lost)
+        try:
+            returned = None if reconcile is None else synchronous(reconcile)(operation)
+        finally:  # what it has recorded is committed, even if it then raises
+            self.doubts = operation.in_doubt
+            self.recorded = sorted(in_doubt.difference(operation.in_doubt) | lost.difference(operation.lost))
+        if returned is None:
+            return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(self.row))
+        return self.declared.reconciled(returned)
+
+
 def _outcome(
     store: Store, row: IdempotencyKey, declared: Declaration, by: str = BY, why: str = ""
 ) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     # No fingerprint is passed, so the stored one is kept; with `known_only`, a deleted key is not created again.
-    wanted = replace(claim_request(declared.options, identity, None), known_only=True)
-    try:
-        claim = claim_or_wait(store, identity, partial(committed, store, BY, partial(store.claim, wanted)))
-    except NotDecryptable as error:  # it was completed meanwhile
-        return "left", str(error)
-    if not isinstance(claim, Claimed):
-        unclaimed = UNCLAIMED.get(type(claim))
-        return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
-    doubts: list[str] = []
-    recorded: list[str] = []
-
-    def ask(operation: Operation) -> Finished[Any]:
-        """Call `reconcile` without running the work. If it returns None, the key and its steps are left for a retry."""
-        reconcile, in_doubt, lost = declared.options.reconcile, set(operation.in_doubt), set(operation.lost)
-        try:
-            returned = None if reconcile is None else synchronous(reconcile)(operation)
-        finally:  # what it has recorded is committed, even if it then raises
-            doubts.extend(operation.in_doubt)
-            recorded.extend(sorted(in_doubt.difference(operation.in_doubt) | lost.difference(operation.lost)))
-        if returned is None:
-            return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(row))
-        return declared.reconciled(returned)
-
+    wanted = replace(claim_request(declared.options, identity, None), known_only=True, wait=0)
+    asking, limit = _Asking(row, declared), None
     told: tuple[Outcome, str]
     try:
-        outcome = run_claimed(store, wanted, claim, ask)
-        report_outcome(outcome, wanted.identity, store.alias)
-        told = _told(outcome, doubts)
+        outcome = run_claimed(store, wanted, BY, asking.run)
+        told = _told(store, identity, outcome, asking)
     except Exception as error:
-        logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
-        # A broken connection is replaced for the next key, but not within a TestCase's `atomic()` block.
-        if not store.connection.in_atomic_block:
-            store.connection.close_if_unusable_or_obsolete()
-        told = "failed", f"reconcile raised {describe(error)}"
-    if recorded:
-        told = told[0], f"reconcile has recorded {', '.join(recorded)}, and {told[1].removeprefix('reconcile ')}"
-    if told[0] == "completed" or recorded:
-        _remember(row, Decision(action="recover", by=by, reason=why, attempt=claim.attempt, detail=told[1]))
+        if is_limit(error):
+            told, limit = ("left", f"interrupted by {describe(error)}"), error  # it is the run that has to end
+        elif asking.claim is not None:
+            told = _failed(store, row, error)
+        elif isinstance(error, NotDecryptable):  # it was completed meanwhile
+            return "left", str(error)
+        else:
+            raise
+    if recorded := ", ".join(asking.recorded):
+        told = told[0], f"reconcile has recorded {recorded}, and {told[1].removeprefix('reconcile ')}"
+    if asking.claim is not None and (told[0] == "completed" or recorded):
+        _remember(row, Decision(action="recover", by=by, reason=why, attempt=asking.claim.attempt, detail=told[1]))
+    if limit is not None:
+        raise limit
     return told
 
 
-def _told(outcome: Any, doubts: Collection[str]) -> tuple[Outcome, str]:
+def _failed(store: Store, row: IdempotencyKey, error: Exception) -> tuple[Outcome, str]:
+    logger.exception("Idempotency key %s of %s: reconcile raised.", row.reference, row.operation)
+    # A broken connection is replaced for the next key, but not within a TestCase's `atomic()` block.
+    if not store.connection.in_atomic_block:
+        store.connection.close_if_unusable_or_obsolete()
+    return "failed", f"reconcile raised {describe(error)}"
+
+
+def _told(store: Store, identity: Identity, outcome: Any, asking: _Asking) -> tuple[Outcome, str]:
+    if asking.claim is None:
+        unclaimed = UNCLAIMED.get(type(outcome))
+        return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
+    report_outcome(outcome, identity, store.alias)
     if not isinstance(outcome, Finished):
         return "passed", FASTER
     if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:
         return "completed", f"reconcile has answered {outcome.snapshot.status_code}"
-    left = f". In doubt: {', '.join(doubts)}" if doubts else ""
+    left = f". In doubt: {', '.join(asking.doubts)}" if asking.doubts else ""
     return "left", f"reconcile has left the key to the next retry{left}"
 
 

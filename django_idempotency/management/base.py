@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -106,30 +106,38 @@ class DatabasesCommand(IdempotencyCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         aliases, stop = _chosen(options), Event()
         failed = attention = 0
-        with stoppable(stop) as received:
+
+        def run() -> None:
+            nonlocal failed, attention
             for alias in aliases:
-                name, self._began = f"{alias}: " if len(aliases) > 1 else "", time.monotonic()
-                try:
-                    line, needs_attention = self.run(alias, name, options, stop)
-                except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
-                    if not name:
-                        raise
-                    self.stderr.write(f"{name}{first_line(error)}")
-                    failed += 1
-                else:
-                    attention += needs_attention
-                    if options["verbosity"]:
-                        self.say(name + line)
-                        self._say_what_is_elsewhere(alias, name)
+                needs_attention = self._run(alias, len(aliases) > 1, options, stop)
+                failed += needs_attention is None
+                attention += bool(needs_attention)
                 if stop.is_set():
                     break
-        if received:
+
+        if received := stoppable(stop, run):
             raise SystemExit(128 + received[0])
         if failed:
             raise CommandError(f"{failed} of {len(aliases)} databases failed.")
         if attention:
             where = get_settings().runbook_url or "the admin"
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
+
+    def _run(self, alias: str | None, one_of_several: bool, options: dict[str, Any], stop: Event) -> bool | None:
+        """Return whether keys need attention, or None if the database failed and others follow."""
+        name, self._began = f"{alias}: " if one_of_several else "", time.monotonic()
+        try:
+            line, needs_attention = self.run(alias, name, options, stop)
+        except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
+            if not name:
+                raise
+            self.stderr.write(f"{name}{first_line(error)}")
+            return None
+        if options["verbosity"]:
+            self.say(name + line)
+            self._say_what_is_elsewhere(alias, name)
+        return needs_attention
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
         """List the other schemas that contain key tables. Otherwise, their tenants' keys would go unnoticed."""
@@ -173,11 +181,16 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
     return allowed
 
 
-@contextmanager
-def stoppable(stop: Event) -> Iterator[list[int]]:
-    """Catch SIGTERM and SIGINT, so that the command can finish the current key or batch.
+def stoppable(stop: Event, run: Callable[[], object]) -> list[int]:
+    """Call `run`, and set `stop` at SIGTERM or SIGINT, so that it can finish the current key or batch.
 
-    In case the command hangs, a second signal raises `SystemExit`. Within `MOMENT` seconds of the first, it is ignored.
+    In case it hangs, a second signal raises `SystemExit`. Within `MOMENT` seconds of the first, it is ignored.
+
+    This is no context manager: an exception from another signal's handler, at the first line of its `__exit__`, would
+    leave its handlers installed.
+
+    Returns:
+        The signals that arrived.
     """
     received: list[int] = []
     first = math.inf
@@ -194,13 +207,21 @@ def stoppable(stop: Event) -> Iterator[list[int]]:
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)
 
-    try:
-        previous = {number: signal.signal(number, note) for number in SIGNALS}
-    except ValueError:
-        yield received  # only the main thread can catch signals
-        return
-    try:
-        yield received
-    finally:
+    def restore() -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        run()  # only the main thread can catch signals
+        return received
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        try:
+            for number in SIGNALS:
+                signal.signal(number, note)
+            run()
+        finally:
+            restore()
+    finally:  # again, in case that the handler of another signal has raised before or during the first time
+        restore()
+    return received

@@ -14,6 +14,7 @@ exists. A worker that finds another token has been overtaken, and its client get
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from django.db import connections
 
 from ...exceptions import IdempotencyConfigurationError, LeaseLost, NotDecryptable
+from ...limits import is_limit, limit_in
 from ..conf import backend_for
 from ..events import harmless, report
 from ..protocol.digests import Identity
@@ -42,7 +44,7 @@ from ..protocol.outcomes import (
     Unavailable,
     Verdict,
 )
-from ..protocol.stored_key import decide
+from ..protocol.stored_key import StoredKey, decide
 from ..stores.values import claim_value, is_of, name_of, read_value, result_value
 from .claiming import has_begun, waited_for
 from .leased import warned_about_changes
@@ -61,35 +63,40 @@ def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[
     """
     _refuse_transactions(backend)
     key, end = _Key(backend, wanted), time.monotonic() + wanted.wait
-    claim = key.claim()
-    if wanted.wait and isinstance(claim, Conflicted):
-        claim = waited_for(key.claim, claim, end)
-    if not isinstance(claim, Claimed):
-        return claim
-    key.report("claimed", attempt=1)
-    operation = BackendOperation(wanted.identity, key)
+    operation = finished = None
     try:
-        finished = _run(work, operation)
+        claim = key.claim()
+        if wanted.wait and isinstance(claim, Conflicted):
+            claim = waited_for(key.claim, claim, end)
+        if not isinstance(claim, Claimed):
+            return claim
+        key.report("claimed", attempt=1)
+        operation = BackendOperation(wanted.identity, key)
+        finished = replace(_run(work, operation), resource=operation.resource)
+        return key.end(finished)
     except _Overtaken:
         return key.look()
     except BaseException as error:
+        if operation is None and not is_limit(error):
+            raise  # nothing was claimed
         try:
-            key.release()
+            # If the work has ended, a limit has struck while its result was stored: the result is known all the same.
+            if finished is None:
+                key.release()
+            else:
+                key.end(finished)
         except _Overtaken:
-            if isinstance(error, Exception):
+            if not is_limit(error):
                 return key.look()
-        key.report("released", reason=describe(error), resource=operation.resource)
+        if operation is not None:
+            event = "released" if finished is None or finished.verdict is not Verdict.KEEP else "completed"
+            key.report(event, reason=describe(error), resource=operation.resource)
         raise
-    try:
-        return key.end(replace(finished, resource=operation.resource))
-    except _Overtaken:
-        return key.look()
 
 
 def _run(work: Work[T], operation: Operation) -> Finished[T]:
     try:
-        with warned_about_changes(connections, STRAY):
-            return work.run(operation)
+        return warned_about_changes(connections, STRAY, partial(work.run, operation))
     except _Overtaken:
         raise  # the framework must not handle this: the client gets the same response as a duplicate
     except Exception as error:
@@ -101,6 +108,17 @@ def _run(work: Work[T], operation: Operation) -> Finished[T]:
 
 class _Overtaken(LeaseLost):
     """The backend now stores another worker's value for this key."""
+
+
+class _Silent(Exception):
+    """The backend has not answered, or has answered with what this release cannot read."""
+
+
+def _readable(value: bytes) -> StoredKey:
+    try:
+        return read_value(value)
+    except (ValueError, LookupError, TypeError) as error:  # not one of ours, or from another release
+        raise _Silent from error
 
 
 class _Key:
@@ -118,9 +136,9 @@ class _Key:
         self.value = claim_value(self.token, wanted)
         too_old = wanted.late is not None and wanted.late(time.time())
         try:
-            found = self.backend.swap(self.name, None, None if too_old else self.value, wanted.lease or 0)
-            stored = None if found is None or found == self.value else read_value(found)
-        except Exception:  # noqa: BLE001 (any exception means that it hasn't answered)
+            found = self._swap(None, None if too_old else self.value, wanted.lease or 0)
+            stored = None if found is None or found == self.value else _readable(found)
+        except _Silent:
             self._log("does not answer. Nothing has run")
             return Unavailable()
         if stored is not None:
@@ -134,9 +152,9 @@ class _Key:
     def look(self) -> Completed | Refusal:
         """Return what a duplicate would get now."""
         try:
-            found = self.backend.swap(self.name, None, None, 0)
-            return Conflicted() if found is None else cast(Known, decide(read_value(found), self.wanted))
-        except Exception:  # noqa: BLE001
+            found = self._swap(None, None, 0)
+            return Conflicted() if found is None else cast(Known, decide(_readable(found), self.wanted))
+        except (_Silent, NotDecryptable):
             self._log("does not say who has taken over")
             return Conflicted()
 
@@ -148,9 +166,7 @@ class _Key:
         value = result_value(self.token, self.wanted, finished.resource, finished.snapshot, self.backend.max_bytes)
         try:
             self.put(value, self.wanted.ttl)
-        except _Overtaken:
-            raise
-        except Exception:  # noqa: BLE001
+        except _Silent:
             # If this raised an error, the client would send the request again, and the work would run again.
             self._log("did not store a result. A retry may run the work again")
             return replace(finished, unstored=True)
@@ -160,28 +176,43 @@ class _Key:
         """Free the key. If the backend fails, the key stays claimed until its lease expires. Raises `_Overtaken`."""
         try:
             self.put(None, 0)
-        except _Overtaken:
-            raise
-        except Exception:  # noqa: BLE001
+        except _Silent:
             self._log("did not release a key, which waits for its lease")
 
     def refer(self, resource: Resource) -> None:
-        self.put(claim_value(self.token, self.wanted, resource), self.wanted.lease or 0)
+        self._renew(claim_value(self.token, self.wanted, resource))
 
     def renew(self) -> None:
-        self.put(self.value, self.wanted.lease or 0)
+        self._renew(self.value)
+
+    def _renew(self, value: bytes) -> None:
+        """Replace the claim. Raises `_Overtaken`, and any error of the backend, for the view to see."""
+        try:
+            self.put(value, self.wanted.lease or 0)
+        except _Silent as silent:
+            raise silent.__cause__ or silent from None
 
     def put(self, new: bytes | None, seconds: float) -> None:
-        """Replace this attempt's value. Raises `_Overtaken`, and any error of the backend."""
+        """Replace this attempt's value. Raises `_Overtaken` and `_Silent`."""
         expected: bytes | None = self.value
-        found = self.backend.swap(self.name, expected, new, seconds)
+        found = self._swap(expected, new, seconds)
         if found is None and new is not None:
             self.report("claim_lost")
         if found not in (expected, new) and (found is None or is_of(found, self.token)):
-            expected, found = found, self.backend.swap(self.name, found, new, seconds)
+            expected, found = found, self._swap(found, new, seconds)
         if found not in (expected, new):
             raise _Overtaken("another worker has taken the key over.")
         self.value = new or b""
+
+    def _swap(self, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
+        handled = sys.exception()
+        try:
+            return self.backend.swap(self.name, old, new, seconds)
+        except Exception as error:
+            # Any error means that the backend hasn't answered, but a limit is no error of the backend.
+            if (limit := limit_in(error, handled)) is not None:
+                raise limit from None
+            raise _Silent from error
 
     def _log(self, what: str) -> None:
         with harmless():

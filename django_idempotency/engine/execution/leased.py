@@ -7,33 +7,34 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db import Error, IntegrityError, connections
+from django.db import Error, IntegrityError, ProgrammingError, connections
 
 from ...exceptions import (
     ClaimLost,
     IdempotencyConfigurationError,
     OutcomeUnknown,
-    ResultNotStorable,
     TransactionBroken,
 )
+from ...limits import is_limit, limit_in
 from ...models import IdempotencyStep
 from ..events import report
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimRequest, Finished, InDoubt, Outcome, Resource, Verdict
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Finished, InDoubt, Outcome, Resource, Verdict
 from ..stores import Store
 from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
 from .bridge import NoBridgeAbove
 from .claiming import atomically, claim_or_wait, is_alone
-from .operation import Operation, Work, as_kept, encode_step
+from .operation import Operation, Work, as_kept, encode_returned, encode_step
 
 T = TypeVar("T")
 _CHANGE = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|TRUNCATE)\b", re.IGNORECASE)
@@ -53,58 +54,81 @@ def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
     Raises:
         IdempotencyConfigurationError: a transaction is already open.
     """
-    claim_it = partial(committed, store, "a leased view", partial(store.claim, wanted))
-    claim = claim_or_wait(store, wanted.identity, claim_it, wanted.wait)
-    if not isinstance(claim, Claimed):
-        return claim
 
-    def run(operation: LeasedOperation) -> Finished[T]:
+    def run(operation: LeasedOperation, claim: Claimed) -> Finished[T]:
         # If the last attempt was abandoned, or if a call is in doubt or its value is lost, the project's `reconcile`
         # runs first. If it returns a final result, the work doesn't run.
         asks = claim.abandoned or claim.in_doubt or operation.lost
         return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
 
-    return run_claimed(store, wanted, claim, run)
+    return run_claimed(store, wanted, "a leased view", run)
 
 
 def run_claimed(
-    store: Store, wanted: ClaimRequest, claim: Claimed, run: Callable[[LeasedOperation], Finished[T]]
+    store: Store, wanted: ClaimRequest, what: str, run: Callable[[LeasedOperation, Claimed], Finished[T]]
 ) -> Outcome[T]:
-    """Run an attempt whose claim is committed, and complete the key or mark it as failed.
+    """Commit a claim, run the attempt, and complete the key or mark it as failed.
 
     Exceptions and cancellations also mark it as failed, so that the next retry need not wait for the lease to expire.
+    That includes an exception from a signal handler during the claim's COMMIT: the claim may have been committed.
+
+    Args:
+        what: who makes the claim, for the error message if a transaction is open.
     """
-    about, ended = claim.resource, "error"  # nothing runs before the steps are read
+    held: Claimed | None = None
+    about = ended = None
+
+    def claim_it() -> ClaimOutcome:
+        nonlocal held
+        held = None  # an earlier try was rolled back
+        outcome = store.claim(wanted)
+        held = outcome if isinstance(outcome, Claimed) else None
+        return outcome
+
     try:
+        claim = claim_or_wait(store, wanted.identity, partial(committed, store, what, claim_it), wanted.wait)
+        if not isinstance(claim, Claimed):
+            return claim
+        about, ended = claim.resource, "error"  # nothing runs before the steps are read
         event = "taken_over" if claim.abandoned else "claimed"
         report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
         operation = LeasedOperation(store, wanted, claim)
         ended = "released"
         try:
-            finished = replace(run(operation), resource=operation.resource)
+            finished = replace(run(operation, claim), resource=operation.resource)
         finally:
             about = operation.resource
-        finished = _ended(operation, wanted, finished)
-    except ClaimLost:
-        # Another worker took the key over, or a person made a decision about it. The client gets the same response as a
-        # duplicate.
-        return store.look(wanted)
+        return _ended(operation, wanted, finished)
     except BaseException as error:
-        try:
-            committed(store, END, partial(store.journal.fail, claim, wanted, describe(error)), twice=True)
-            report(ended, wanted.identity, store.alias, reason=describe(error), resource=about)
-        except ClaimLost:
-            if isinstance(error, Exception):
-                return store.look(wanted)
-        except (Error, IdempotencyConfigurationError):
-            logger.exception("Idempotency key row %s could not be released; it waits for its lease.", claim.id)
+        if held is None or (ended is None and not is_limit(error)):
+            raise  # see Note [Lost answers] about a claim whose COMMIT has failed
+        if isinstance(error, ClaimLost):
+            # Another worker took the key over, or a person made a decision about it. The client gets the same response
+            # as a duplicate.
+            return store.look(wanted)
+        if not _released(store, wanted, held, error, ended, about) and not is_limit(error):
+            return store.look(wanted)
         if isinstance(error, _Refused):
-            return InDoubt(attempt=claim.attempt, resource=about, unkeyed=(error.step,))
+            return InDoubt(attempt=held.attempt, resource=about, unkeyed=(error.step,))
         # Cancellations are raised as well, and so are failures to store the response; the retry then completes the key
         # without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
         # response is sent anyway.
         raise
-    return finished
+
+
+def _released(
+    store: Store, wanted: ClaimRequest, held: Claimed, error: BaseException, event: str | None, about: Resource | None
+) -> bool:
+    """Mark the key as failed because of this exception. Return whether this worker still held it."""
+    try:
+        committed(store, END, partial(store.journal.fail, held, wanted, describe(error)), twice=True)
+        if event:
+            report(event, wanted.identity, store.alias, reason=describe(error), resource=about)
+    except ClaimLost:
+        return False
+    except (Error, IdempotencyConfigurationError):
+        logger.exception("Idempotency key row %s could not be released; it waits for its lease.", held.id)
+    return True
 
 
 def _ended(operation: LeasedOperation, wanted: ClaimRequest, finished: Finished[T]) -> Finished[T]:
@@ -140,6 +164,7 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
     """
     if twice:
         return _reconnecting_once(store, lambda: committed(store, what, write))
+    handled = sys.exception()
     if not is_alone(store):
         raise IdempotencyConfigurationError(
             f"{what} was reached inside a transaction of database {store.alias!r}. Leased mode commits step by step, "
@@ -148,7 +173,13 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
             "ATOMIC_REQUESTS put @idempotent on the view function or on `dispatch`, use IdempotencyMixin, or add "
             "@transaction.non_atomic_requests."
         )
-    return atomically(store.alias, write, durable=True)
+    try:
+        return atomically(store.alias, write, durable=True)
+    except ProgrammingError as error:
+        # A driver whose query was interrupted may refuse what Django asks of it next.
+        if (limit := limit_in(error, handled)) is not None:
+            raise limit from error
+        raise
 
 
 def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
@@ -164,8 +195,13 @@ def _reconnecting_once(store: Store, write: Callable[[], T]) -> T:
 def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]:
     operation._begin_work()
     try:
-        with _warned_about_stray_writes(store, operation):
-            finished = work.run(operation)
+        finished = warned_about_changes(
+            [store.alias],
+            "A leased view changed data outside of operation.write(): {!r}. "
+            "A retry would do it again. Put it into a step: operation.write(name, function, …).",
+            partial(work.run, operation),
+            excused=lambda sql: operation.writing or any(table in sql for table in OWN),
+        )
     except (ClaimLost, _Refused):
         raise  # the framework can't answer these, so the client gets the same response as a duplicate
     except Exception as error:
@@ -180,19 +216,11 @@ def _run(store: Store, work: Work[T], operation: LeasedOperation) -> Finished[T]
     return finished
 
 
-def _warned_about_stray_writes(store: Store, operation: LeasedOperation) -> AbstractContextManager[Any]:
-    return warned_about_changes(
-        [store.alias],
-        "A leased view changed data outside of operation.write(): {!r}. "
-        "A retry would do it again. Put it into a step: operation.write(name, function, …).",
-        excused=lambda sql: operation.writing or any(table in sql for table in OWN),
-    )
-
-
 def warned_about_changes(
-    aliases: Iterable[str], text: str, *, excused: Callable[[str], bool] = lambda sql: False
-) -> AbstractContextManager[Any]:
-    """With DEBUG on, warn about statements that change data in these databases, because a retry would repeat them.
+    aliases: Iterable[str], text: str, run: Callable[[], T], *, excused: Callable[[str], bool] = lambda sql: False
+) -> T:
+    """Run the work. With DEBUG on, warn about its statements that change data in these databases, because a retry would
+    repeat them.
 
     `text` is a format string into which the beginning of the statement is inserted.
     """
@@ -202,10 +230,15 @@ def warned_about_changes(
             warnings.warn(text.format(str(sql)[:200]), RuntimeWarning, stacklevel=2)
         return execute(sql, params, many, context)
 
-    watched = ExitStack()
-    for alias in aliases if settings.DEBUG else ():
-        watched.enter_context(connections[alias].execute_wrapper(watch))
-    return watched
+    wrappers = [connections[alias].execute_wrappers for alias in (aliases if settings.DEBUG else ())]
+    try:
+        for each in wrappers:
+            each.append(watch)
+        return run()
+    finally:
+        for each in wrappers:
+            if watch in each:
+                each.remove(watch)
 
 
 class _Refused(OutcomeUnknown):
@@ -270,30 +303,43 @@ class LeasedOperation(Operation):
         return known, value
 
     def _finish(self, name: str, value: Any) -> Any:
-        error = kept = None
-        try:
-            kept = encode_step(value)
-        except ResultNotStorable as not_storable:
-            # The call took effect, so record that before raising the error.
-            error = not_storable
+        # The call took effect, so record that before raising anything.
+        kept, error = encode_returned(value)
         what = f"the end of operation.call({name!r})"
         if name not in self._kept:
-            with suppress(AlreadyFinished):  # the first try was committed, but its confirmation was lost
-                committed(self._store, what, partial(self._journal.finish_call, self._claim, name, kept), twice=True)
+            error = self._finish_call(what, partial(self._journal.finish_call, self._claim, name, kept)) or error
         elif kept is not None:  # `reconcile` records a lost value
             committed(self._store, what, partial(self._journal.enter_lost, self._claim, name, kept))
         # In this order, because a signal may raise an exception in between: the step must never be in neither.
         self._kept[name] = kept
         self._doubts.discard(name)
-        if kept is None:
-            raise error or RuntimeError(f"Bug: the result of {name!r} was lost.")
-        return as_kept(value, kept)
+        if error is not None:
+            raise error
+        return as_kept(value, str(kept))
+
+    def _finish_call(self, what: str, finish: Callable[[], None]) -> BaseException | None:
+        """Store that a call has returned. Return the limit that struck meanwhile; the result is stored all the same."""
+        try:
+            committed(self._store, what, finish, twice=True)
+        except AlreadyFinished:
+            pass  # the first try was committed, but its confirmation was lost
+        except BaseException as error:
+            if not is_limit(error):
+                raise
+            with suppress(AlreadyFinished):
+                committed(self._store, what, finish, twice=True)
+            return error
+        return None
 
     def _note(self, name: str, error: BaseException) -> None:
         """If the database allows it, store the error that left a call in doubt. The key's timeline shows it."""
-        with suppress(Exception):  # the work must see the call's error, not ours
+        try:
             note = partial(self._journal.note_error, self._claim, name, describe(error))
             committed(self._store, f"the end of operation.call({name!r})", note)
+        except Exception as ours:
+            if is_limit(ours):
+                raise
+            # The work must see the call's error, not ours.
 
     def _keep_fetched(self, name: str, value: Any) -> Any:
         kept = encode_step(value)

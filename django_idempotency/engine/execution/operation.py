@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
@@ -22,6 +22,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 
 from ...exceptions import IdempotencyConfigurationError, ResultLost, ResultNotStorable
+from ...limits import is_limit
 from ..conf import get_settings
 from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.outcomes import Finished, Resource
@@ -199,8 +200,7 @@ class Operation:
         if known:
             return cast(T, self._received(name, value))
         try:
-            with self._inside(name):
-                value = function(*args, **kwargs)
+            value = self._within(name, partial(function, *args, **kwargs))
             if isawaitable(value):
                 raise IdempotencyConfigurationError(
                     f"step {name!r}: {function!r} returned {value!r}, which no code awaits: the call may not have been "
@@ -234,9 +234,7 @@ class Operation:
         _refuse_coroutine(name, function, "afetch")
         known, value = self._look_up(name)
         if not known:
-            with self._inside(name):
-                value = function(*args, **kwargs)
-            value = self._keep_fetched(name, value)
+            value = self._keep_fetched(name, self._within(name, partial(function, *args, **kwargs)))
         return cast(T, self._received(name, value))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -306,8 +304,7 @@ class Operation:
         if known:
             return value
         try:
-            with self._inside(name):
-                value = await awaited(function)
+            value = await self._awithin(name, function)
         except Exception as error:  # not CancelledError: a cancelled task must not start a query
             if name in self._doubts:
                 await sync_to_async(self._note)(name, error)
@@ -342,13 +339,28 @@ class Operation:
         self._pending.discard(name)
         return value
 
-    @contextmanager
-    def _inside(self, name: str) -> Iterator[None]:
-        token = _INSIDE.set((self, name))
+    def _within(self, name: str, function: Callable[[], Any]) -> Any:
+        """Call a step's function. Wherever a signal handler raises an exception, the mark of the step is taken away."""
+        outer = _INSIDE.get()
         try:
-            yield
+            try:
+                _INSIDE.set((self, name))
+                return function()
+            finally:
+                _INSIDE.set(outer)
+        finally:  # again, in case that the exception has struck before that
+            _INSIDE.set(outer)
+
+    async def _awithin(self, name: str, function: Callable[[], Any]) -> Any:
+        outer = _INSIDE.get()
+        try:
+            try:
+                _INSIDE.set((self, name))
+                return await awaited(function)
+            finally:
+                _INSIDE.set(outer)
         finally:
-            _INSIDE.reset(token)
+            _INSIDE.set(outer)
 
     def _written(self, name: str, function: Callable[[], Any]) -> Any:
         known, value = self._look_up(name)
@@ -476,19 +488,56 @@ def encode_step(value: Any) -> str:
 
 
 def encode(value: Any) -> str:
-    """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else."""
-    kept: dict[str, Any] = {"value": value}
+    """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else.
+
+    A limit that strikes meanwhile is raised as itself. A field may raise any exception, so an error that doesn't occur
+    a second time is not the value's, either.
+    """
     try:
-        if isinstance(value, models.Model):
-            kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
-        # Python would write NaN and Infinity, which are not valid JSON.
-        return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
-    except Exception as error:  # a field may raise any exception, and a call that moved money must be marked as done
+        return _encode(value)
+    except Exception as error:
+        if is_limit(error):
+            raise
+        struck = error
+    try:
+        if isinstance(struck, RecursionError):
+            with ThreadPoolExecutor(1) as thread:  # whose stack is empty
+                thread.submit(_encode, value).result()
+        else:
+            _encode(value)
+    except Exception as error:
         raise ResultNotStorable(
             f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
             "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "
             "model_dump(mode='json'), or one saved model instance."
         ) from error
+    raise struck
+
+
+def _encode(value: Any) -> str:
+    kept: dict[str, Any] = {"value": value}
+    if isinstance(value, models.Model):
+        kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
+    # Python would write NaN and Infinity, which are not valid JSON.
+    return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
+
+
+def encode_returned(value: Any) -> tuple[str | None, BaseException | None]:
+    """Encode what a call has returned.
+
+    Returns:
+        The text, or None if the value is lost; and what to raise once it is stored: why the value is lost, or what
+        struck while it was encoded. Only an error of the encoding loses a value, because the call has returned.
+    """
+    struck: BaseException | None = None
+    for _ in range(3):  # Ctrl-C is often pressed twice
+        try:
+            return encode_step(value), struck
+        except ResultNotStorable as error:
+            return None, error
+        except BaseException as error:  # noqa: BLE001 (raised later)
+            struck = error
+    raise cast(BaseException, struck)
 
 
 def _encode_pk(instance: models.Model) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
+from ...limits import is_limit
 from ..events import harmless, report_unprotected
 from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
@@ -83,8 +84,8 @@ def safely(work: Callable[[], T]) -> T | None:
     try:
         return work()
     except Exception as error:
-        if isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
-            raise  # otherwise the view would get an empty body
+        if is_limit(error) or isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
+            raise  # otherwise the request would outlive its limit, or the view would get an empty body
         with harmless():
             logger.exception("Observing an idempotency key failed; the request goes on.")
         return None

@@ -83,8 +83,12 @@ class Command(IdempotencyCommand):
             server = make_server(host, port, make_wsgi_app(registry), Server, Silent)
         except OSError as error:
             raise CommandError(f"{host}:{port}: {error}") from error
-        with server, stoppable(stop):
+
+        def serve() -> None:
             self.say(f"Serving metrics at http://{host}:{server.server_port}/metrics")
             while not stop.is_set():
                 server.handle_request()
                 server.cut_off()
+
+        with server:
+            stoppable(stop, serve)
