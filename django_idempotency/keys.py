@@ -20,7 +20,7 @@ from .engine.protocol import digests
 from .engine.protocol.key_syntax import KEY_HEADERS, InvalidKey, is_uuid, parse_header
 
 __all__ = ["InvalidKey", "KeyReader", "caller_scope", "derived_key", "from_form_field", "from_header"]
-__all__ += ["is_uuid", "key_reference", "scope_of_request"]
+__all__ += ["is_uuid", "key_reference"]
 
 FORM_FIELD = "idempotency_key"
 """The name of the field that `{% idempotency_key %}` renders."""
@@ -78,7 +78,7 @@ def from_header(name: str) -> KeyReader:
     return KeyReader(read=read, source=format_lazy(_("the request header {name}"), name=name))
 
 
-def caller_scope(request: Any) -> str:
+def caller_scope(request: Any, *, configured: bool = False) -> str:
     """Return the scope that is used for a request if the `scope` option is not set.
 
     Build your own `scope` function on it, so that different callers still get different scopes: `request.user` alone
@@ -88,38 +88,20 @@ def caller_scope(request: Any) -> str:
     Loading the user may run queries.
 
     Args:
-        request: the request that your `scope` function is called with.
+        request: Django's, the REST framework's or Django Ninja's request.
+        configured: return what `IDEMPOTENCY["SCOPE"]` returns, if the project sets it. Pass True for a `run_once` in a
+            view that isn't protected itself, so that callers are told apart as in protected views. It has no effect
+            inside a `scope` function.
 
     Raises:
-        PermissionDenied: the caller cannot be told apart from others. Either nothing identifies it, and `anonymous` is
-            "refuse", or its `Authorization` header may change with each request. Inside a `scope` function, the package
-            itself answers 403.
-        IdempotencyConfigurationError: the user or the token does not identify the caller.
+        PermissionDenied: the caller cannot be told apart from others: nothing identifies it, and `anonymous` is
+            "refuse", its `Authorization` header may change with each request, or only a token that nobody hands on
+            tells which issuer knows the user. Inside a `scope` function, the package itself answers 403.
+        IdempotencyConfigurationError: the user, the token or `SCOPE` does not identify the caller.
     """
     from .engine.request import adapters  # settings.py may import this module before models are loaded
 
-    return adapters.scope_outside(request, default=True)
-
-
-def scope_of_request(request: Any) -> str:
-    """Return the scope of a request to a protected view: what `IDEMPOTENCY["SCOPE"]` returns or, by default, the
-    `caller_scope`.
-
-    Pass it to `run_once` in a view that isn't protected itself, so that callers are told apart as everywhere else. It
-    knows nothing of an endpoint's own `scope=`. Don't call it in a `scope` function: start from `caller_scope`.
-
-    Loading the user may run queries.
-
-    Args:
-        request: Django's, the REST framework's or Django Ninja's request.
-
-    Raises:
-        PermissionDenied: the caller cannot be told apart from others, as for `caller_scope`.
-        IdempotencyConfigurationError: the user, the token or `SCOPE` does not identify the caller.
-    """
-    from .engine.request import adapters  # as in `caller_scope`
-
-    return adapters.scope_outside(request, default=False)
+    return adapters.scope_outside(request, default=not configured)
 
 
 def key_reference(key: str) -> str:

@@ -11,7 +11,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from graphql import GraphQLError
 
 from django_idempotency import NotRun, run_once
-from django_idempotency.keys import from_header, scope_of_request
+from django_idempotency.keys import caller_scope, from_header
 
 read_key = from_header("Idempotency-Key")
 
@@ -26,7 +26,7 @@ def mutate_once(request, info, work, arguments, **options):
         return run_once(
             work,
             operation=f"mutation {info.field_name}",
-            scope=scope_of_request(request),
+            scope=caller_scope(request, configured=True),
             key=f"{key}:{request.graphql_entry}:{place}",
             payload=json.dumps(arguments, default=plain, sort_keys=True).encode(),
             **options,

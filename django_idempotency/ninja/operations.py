@@ -31,7 +31,7 @@ from ..engine.execution.bridge import synchronous
 from ..engine.protocol.error_text import describe
 from ..engine.protocol.outcomes import Finished, Verdict
 from ..engine.request.adapters import RUNNING, Adapter
-from ..engine.request.callers import authenticated_scope, name_among
+from ..engine.request.callers import HandedOn, is_text, logged_in, name_among, user_of
 from ..engine.request.calls import Call
 from ..engine.request.view_call import ViewCall
 from ..exceptions import IdempotencyConfigurationError
@@ -166,19 +166,23 @@ class NinjaAdapter(Adapter):
     The request is Django's own, with the operation as an attribute.
     """
 
-    def caller(self, request: Any) -> str | None:
-        """Return the scope of `request.auth`, or of the user."""
+    def handed_on(self, request: Any) -> HandedOn:
+        """Return `request.auth` if it is a user or a row, else the user whom the authenticator has set with it."""
         auth = getattr(request, "auth", None)
         if not auth or getattr(auth, "is_authenticated", True) is False:
-            return super().caller(request)
-        if isinstance(auth, str):
-            # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
-            # belong to another API with the same `operation`. Its session authenticators never return a string.
-            callbacks = _operation_of(request).auth_callbacks
-            others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
-            if others:
-                return authenticated_scope(request, _authenticator(request, auth, others))
-        return authenticated_scope(request)
+            return super().handed_on(request)
+        if hasattr(auth, "is_authenticated"):
+            return HandedOn(user=auth)
+        told = is_text(auth)
+        user = None if hasattr(auth, "pk") else user_of(request)
+        # A session's user may use several tokens, which then are the callers.
+        if user is not None and not (told and logged_in(request, user)):
+            return HandedOn(user=user, token=auth)
+        # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
+        # belong to another API with the same `operation`. Its session authenticators never return a string.
+        callbacks = _operation_of(request).auth_callbacks if told else ()
+        others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
+        return HandedOn(token=auth, authenticator=_authenticator(request, auth, others) if others else "")
 
     def response(self, call: Call, returned: Any) -> HttpResponseBase:
         """Convert the result as Django Ninja does, before the COMMIT, because a schema can reject it."""
@@ -245,7 +249,7 @@ def _operation_of(request: Any) -> Operation:
     return cast(Operation, operation)
 
 
-def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], Any]]) -> str:
+def _authenticator(request: Any, auth: Any, callbacks: Sequence[Callable[[Any], Any]]) -> str:
     """Return the name of the authenticator that returns `auth`.
 
     If there are several, they are called again, in Django Ninja's order. Raises `IdempotencyConfigurationError` if none
@@ -255,8 +259,8 @@ def _authenticator(request: Any, auth: str, callbacks: Sequence[Callable[[Any], 
         if len(callbacks) == 1 or synchronous(callback)(request) == auth:
             return name_among(callbacks, dotted_name, callback)
     raise IdempotencyConfigurationError(
-        f"request.auth is a str, which does not tell which of the {len(callbacks)} authenticators of this operation "
-        "returned it. Return a model instance from each authenticator, or pass scope=callable(request)."
+        f"request.auth is a {type(auth).__name__}, which does not tell which of the {len(callbacks)} authenticators of "
+        "this operation returned it. Return a model instance from each authenticator, or pass scope=callable(request)."
     )
 
 

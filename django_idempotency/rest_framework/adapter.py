@@ -21,7 +21,7 @@ from ..engine.declare.wrappers import dotted_name, innermost
 from ..engine.execution.bridge import synchronous
 from ..engine.protocol.outcomes import Finished
 from ..engine.request.adapters import Adapter
-from ..engine.request.callers import authenticated_scope, is_authenticated, name_among
+from ..engine.request.callers import HandedOn, is_authenticated, name_among
 from ..engine.request.calls import Call
 from ..engine.request.fingerprints import JSON, MULTIPART, Unparsable, parsed_payload_of
 from .finality import leave, settle
@@ -39,17 +39,19 @@ class RestFrameworkAdapter(Adapter):
     def django_request(self, request: Any) -> HttpRequest:
         return request._request  # type: ignore[no-any-return]
 
-    def caller(self, request: Any) -> str | None:
-        """Return the scope of the user, or of a token that has no user."""
+    def handed_on(self, request: Any) -> HandedOn:
+        """Return the user with the token, or the token alone."""
         if request.auth is None or is_authenticated(request.user):
-            return super().caller(request)
+            return super().handed_on(request)
         if request.successful_authenticator is None and api_settings.UNAUTHENTICATED_TOKEN is not None:
-            return super().caller(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
+            return super().handed_on(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
+        if hasattr(request.auth, "is_authenticated"):
+            return HandedOn(user=request.auth)
         # Another authenticator can return the same string, in this view or in one with the same `operation`. Only
         # `request.auth` set by hand has no authenticator.
         found = request.successful_authenticator
         named = "" if found is None else name_among(request.authenticators, dotted_name, found)
-        return authenticated_scope(request, named)
+        return HandedOn(token=request.auth, authenticator=named)
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
         """Return the data read by the view's own parsers or, if a parser fails, a hash of the raw bytes.

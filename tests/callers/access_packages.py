@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import django
@@ -235,12 +236,59 @@ def clients() -> dict[str, list[str]]:
     for way, (view, name) in ways.items():
         user = None if name is None else User.objects.create_user(name)
         replayed = []
-        for token in tokens(user):
-            headers = {"Idempotency-Key": "k", "Authorization": f"Bearer {token}"}
+        for token, space in zip(tokens(user), " \t\t", strict=True):
+            headers = {"Idempotency-Key": "k", "Authorization": f"Bearer{space}{token}"}
             with override_settings(AUTHENTICATION_BACKENDS=backends):
                 replayed.append(view(RequestFactory().post("/", headers=headers))["Idempotency-Replayed"])
         scopes = sorted(set(IdempotencyKey.objects.values_list("scope", flat=True)))
         found[way] = [*replayed, *(re.sub(r"\d+", "N", scope) for scope in scopes)]
+        IdempotencyKey.objects.all().delete()
+    return found
+
+
+def resources() -> dict[str, list[str]]:
+    """What the header of a replay says, and the scopes: where the toolkit sets only the owner of the token.
+
+    By each way to send a token: of ada's first token, a renewed one, one of another application, and bea's.
+    """
+    from django.contrib.auth.models import User
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+    from django.views import View
+    from oauth2_provider.decorators import protected_resource
+    from oauth2_provider.views.mixins import ProtectedResourceMixin
+
+    from django_idempotency import idempotent
+    from django_idempotency.models import IdempotencyKey
+    from django_idempotency.views import IdempotencyMixin
+
+    def post(self: Any, request: Any) -> Any:
+        return HttpResponse(status=201)
+
+    scopes = {"get_scopes": lambda self: [], "post": post}
+    views = {
+        "protected_resource": protected_resource()(idempotent(lambda request: HttpResponse(status=201))),
+        "ProtectedResourceMixin": type("Resource", (IdempotencyMixin, ProtectedResourceMixin, View), scopes).as_view(),
+    }
+    ways: dict[str, Callable[[str], dict[str, Any]]] = {
+        "header": lambda token: {"path": "/", "headers": {"Authorization": f"Bearer {token}"}},
+        "TAB": lambda token: {"path": "/", "headers": {"Authorization": f"Bearer\t{token}"}},
+        "form": lambda token: {"path": "/", "headers": {}, "data": {"access_token": token}},
+    }
+    found: dict[str, list[str]] = {}
+    for (name, view), (way, sent) in product(views.items(), ways.items()):
+        users = [User.objects.create_user(f"{name}-{way}-{number}") for number in range(2)]
+        every = [*tokens(users[0]), next(tokens(users[1]))]
+        # A form with another token is another request, which is refused, of the same caller.
+        callers = []
+        for token in every:
+            request = sent(token)
+            request["headers"]["Idempotency-Key"] = "k"
+            view(RequestFactory().post(**request))
+            callers.append(IdempotencyKey.objects.latest("pk").scope)
+        first, renewed, foreign, stranger = callers
+        same = ["renewed" if renewed == first else "", "foreign" if foreign == first else ""]
+        found[f"{name}, {way}"] = [*same, "stranger" if stranger == first else "", re.sub(r"\d+", "N", first)]
         IdempotencyKey.objects.all().delete()
     return found
 
@@ -275,4 +323,5 @@ if __name__ == "__main__":
     found: dict[str, Any] = {name: {order: outcome(make) for order, make in orders(check)} for name, check in checks()}
     if "oauth2_provider" in FOUND and find_spec("rest_framework") is not None:
         found["clients"] = clients()
+        found["resources"] = resources()
     print(json.dumps(found))

@@ -9,9 +9,12 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.http import HttpRequest, JsonResponse
+from django.test import RequestFactory
 from django.urls import path
 
 from django_idempotency import idempotent
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.request.callers import HandedOn, scope_of
 from django_idempotency.keys import caller_scope
 from tests.settings import REST_FRAMEWORK_INSTALLED
 from tests.views import view_class
@@ -38,6 +41,11 @@ def jwt(client: str, claim: str = "azp") -> str:
     """A JWT. The signature is the business of whoever authenticates the user."""
     claims = urlsafe_b64encode(json.dumps({claim: client}).encode()).rstrip(b"=").decode()
     return f"e30.{claims}.c2ln"
+
+
+def auth_scope(token: Any) -> str:
+    """The scope of what an authenticator hands on without a user."""
+    return scope_of(RequestFactory().post("/"), resolve(), lambda request: HandedOn(token=token))
 
 
 def tenant_and_caller(request: HttpRequest) -> str:
@@ -76,7 +84,7 @@ if REST_FRAMEWORK_INSTALLED:
         "token": TokenAuthentication,
         "key": by_key(str),
         "model": by_key(lambda value: Group.objects.get_or_create(name=value)[0]),
-        "claims": by_key(lambda value: {"sub": value}),  # such as the payload of a JWT
+        "claims": by_key(lambda value: {"name": value}),  # claims without a subject
         # A user that is none of Django's.
         "nameless": type("Nameless", (BaseAuthentication,), {"authenticate": lambda self, request: (object(), None)}),
     }

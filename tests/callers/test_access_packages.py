@@ -54,3 +54,13 @@ def test_a_client_that_has_renewed_its_token_is_the_same_caller(outcomes: Any, w
         pytest.skip("oauth2_provider or rest_framework is not installed")
     scope = f"{user}application:oauthN_provider.Application:N"
     assert outcomes["clients"][way] == ["false", "true", "false", scope, scope]
+
+
+@pytest.mark.parametrize("way", ["header", "TAB", "form"])
+@pytest.mark.parametrize("check", ["protected_resource", "ProtectedResourceMixin"])
+def test_the_owner_of_a_token_is_the_caller_with_the_application(outcomes: Any, check: str, way: str) -> None:
+    """Where the toolkit sets `request.resource_owner` and no user. A renewed token is the same caller."""
+    if "resources" not in outcomes:
+        pytest.skip("oauth2_provider or rest_framework is not installed")
+    scope = "for:user:auth.User:N+application:oauthN_provider.Application:N"
+    assert outcomes["resources"][f"{check}, {way}"] == ["renewed", "", "", scope]

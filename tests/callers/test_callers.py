@@ -20,7 +20,7 @@ from django.utils import timezone
 from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.request.callers import scope_of
-from django_idempotency.keys import caller_scope, scope_of_request
+from django_idempotency.keys import caller_scope
 from django_idempotency.maintenance.erasure import forget, forget_scope
 from django_idempotency.models import IdempotencyKey
 from tests.callers import caller_urls
@@ -258,9 +258,9 @@ def test_a_readable_scope_stays_readable() -> None:
 def test_the_scope_of_a_request_is_that_of_a_protected_view(rf: RequestFactory, settings: Any) -> None:
     """With the project's `SCOPE` and without; whom a view refuses with 403 raises."""
     settings.IDEMPOTENCY = {"SCOPE": lambda request: f"acme:{caller_scope(request)}"}
-    assert scope_of_request(rf.post("/")) == "acme:anonymous"
+    assert caller_scope(rf.post("/"), configured=True) == "acme:anonymous"
     settings.IDEMPOTENCY = {"ANONYMOUS": "refuse"}
     with pytest.raises(PermissionDenied, match="Only callers who can be told apart"):
-        scope_of_request(rf.post("/"))
+        caller_scope(rf.post("/"), configured=True)
     settings.IDEMPOTENCY = {}
-    assert scope_of_request(rf.post("/")) == "anonymous"
+    assert caller_scope(rf.post("/"), configured=True) == "anonymous"

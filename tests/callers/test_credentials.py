@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,18 +20,17 @@ from django.utils.functional import SimpleLazyObject
 
 from django_idempotency import Idempotency, IdempotencyConfigurationError, run_once
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.request import callers
-from django_idempotency.engine.request.callers import acting_for, auth_scope, scope_of
+from django_idempotency.engine.request.callers import acting_for, advise, scope_of
 from django_idempotency.engine.request.problems import Refused
 from django_idempotency.keys import caller_scope
 from django_idempotency.maintenance import scope_of_user
 from django_idempotency.maintenance.erasure import forget_scope
 from django_idempotency.models import IdempotencyKey
 from tests.callers import caller_urls
+from tests.callers.caller_urls import auth_scope
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.callers.caller_urls")]
-JWT = f"Bearer e30.{urlsafe_b64encode(json.dumps({'client_id': 'shop'}).encode()).decode().rstrip('=')}.signed"
 CHANGING = [
     'Digest username="a", response="b"',
     "AWS4-HMAC-SHA256 Credential=a, Signature=b",
@@ -54,9 +52,9 @@ CHANGING = [
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     caller_urls.RUNS.clear()
-    callers.warn_of_scheme.cache_clear()
+    advise.cache_clear()
     yield
-    callers.warn_of_scheme.cache_clear()
+    advise.cache_clear()
 
 
 def scope(rf: RequestFactory, **headers: str) -> str | None:
@@ -267,8 +265,8 @@ def test_what_clients_did_for_a_user_is_forgotten_with_the_user() -> None:
 @pytest.mark.parametrize("name", ["anna", "علی\u200cرضا", "Анна-Мария Константинопольская", "a" * 250])
 def test_what_a_client_did_for_a_user_of_any_name_is_forgotten(rf: RequestFactory, name: str) -> None:
     """Where a name is a primary key. The scope is readable, so that all of the user's clients share a prefix."""
-    request: Any = rf.post("/", headers={"Authorization": JWT})
-    request.user = Partner(name)
+    request: Any = rf.post("/")
+    request.user, request.auth = Partner(name), {"client_id": "shop", "iss": "shops"}
     scope_ = scope_of(request, resolve())
     run_once(str, operation="o", scope=scope_, key="k")
     assert IdempotencyKey.objects.get().scope == scope_ != scope_of_user(request.user)
@@ -283,8 +281,7 @@ def test_a_primary_key_that_is_a_secret_is_stored_as_a_hash() -> None:
     scopes = [auth_scope(Token(key=key)) for key in ("s3cret", "s3cret", "other")]
     assert (scopes[0] == scopes[1], scopes[0] == scopes[2], "s3cret" in scopes[0]) == (True, False, False)
     assert scopes[0] == "auth:b5fdc0f6b5daeca9aed87eedd8b29dc5b48f1ca32785cb3bc29432aa847cfc01"
-    assert auth_scope(User(pk=7)) == "user:auth.User:7"
-    assert auth_scope(User(pk="ada")) == "user:auth.User:ada"
+    assert scope_of_user(User(pk="ada")) == "user:auth.User:ada"
     assert auth_scope(Group(pk=7)) == "user:auth.Group:7"
 
 

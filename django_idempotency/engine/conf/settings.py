@@ -19,6 +19,8 @@ from . import fields as check
 from .fields import declared, refuse_impossible, refuse_unknown, setting
 from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, fits, given_by, mode_of
 
+SENT_CREDENTIALS = ("Authorization", "X-Api-Key", "X-Session-Token", "X-Access-Token")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -55,7 +57,7 @@ class Settings:
     replayed_header: str = setting("Idempotency-Replayed", check.of_type(str))
     docs_url: str | None = setting(None, check.or_none(check.of_type(str)))
     key_validator: Callable[[str], Any] | None = setting(None, check.or_none(check.called))
-    credential_headers: tuple[str, ...] = setting(("Authorization", "X-Api-Key"), check.SEVERAL)
+    credential_headers: tuple[str, ...] = setting(SENT_CREDENTIALS, check.SEVERAL)
     publishable_keys: tuple[str, ...] = setting(("pk_live_", "pk_test_", "sb_publishable_"), check.SEVERAL)
     harmless_decorators: tuple[str, ...] = setting((), check.SEVERAL)
     error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))

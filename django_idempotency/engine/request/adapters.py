@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from ..conf import get_settings
 from ..execution.bridge import synchronous
 from ..protocol.outcomes import Finished
-from .callers import project_scope, user_scope
+from .callers import handed_on, project_scope
 from .calls import Call
 from .fingerprints import payload_of
 
@@ -44,8 +44,8 @@ class Adapter:
         """Return the Django request that the framework's request wraps."""
         return request  # type: ignore[no-any-return]
 
-    caller = staticmethod(user_scope)
-    """Returns the scope of the caller whom the framework has authenticated, with any client acting for it, or None."""
+    handed_on = staticmethod(handed_on)
+    """Returns what the framework's authentication hands on: the user, and what an authenticator has returned."""
 
     payload = staticmethod(payload_of)
     """Returns the body's content as the view will read it. Requests with equal payloads count as the same."""
@@ -135,4 +135,4 @@ def scope_outside(request: Any, *, default: bool) -> str:
     # The request of a Django Ninja operation that isn't protected is Django's own, but its callback is Ninja's.
     callback = getattr(getattr(request, "resolver_match", None), "func", None)
     adapter = adapter_of(request, getattr(request, RUNNING, None), callback)
-    return project_scope(request, adapter.caller, default=default)
+    return project_scope(request, adapter.handed_on, default=default)

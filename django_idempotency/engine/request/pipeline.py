@@ -4,7 +4,7 @@
    transaction. `PAUSED` stops everything else. In observe mode, the view always runs: `observing.py`.
 2. The key is read before any database is queried: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
 3. A missing key is refused if `required`: `problems.py` defines every refusal.
-4. The scope, which identifies the caller and its client: `callers.py`.
+4. The scope, which identifies the caller and its client: `callers/`.
 5. The fingerprint of the target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what
    the payload is.
 6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
@@ -32,7 +32,7 @@ from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Outcome, Refusal, Unavailable
 from ..stores import alias_of, alias_unless_elsewhere
 from . import problems
-from .callers import scope_of, warn_of_scheme
+from .callers import advise, scope_of
 from .fingerprints import fingerprint_of
 from .observing import observed
 from .problems import Problem, Refused
@@ -101,13 +101,13 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         key = read_key(call.asked_with, options)
         if key is None:
             return problems.missing_key(options, call.request) if options.required else None
-        scope = scope_of(call.asked_with, options, call.adapter.caller)
+        scope = scope_of(call.asked_with, options, call.adapter.handed_on)
         fingerprint = fingerprint_of(call.request, options, call.asked_with, call.adapter.payload)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))
     except Refused as refused:
-        if refused.problem.code == problems.CHANGING:
-            warn_of_scheme(operation)
+        if refused.advice:
+            advise(operation, refused.advice)
         return refused.problem
     wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
     return refusing_late(wanted) if options.late_keys == "refuse" else wanted

@@ -94,9 +94,11 @@ class Problem:
 class Refused(Exception):
     """The caller cannot be identified, or the body cannot be used. No key has been claimed yet."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, advice: str = "") -> None:
         super().__init__(problem.code)
         self.problem = problem
+        self.advice = advice
+        """What the project can do, for the log; "%s" stands for the operation."""
 
 
 def missing_key(options: Options, request: HttpRequest | None = None) -> Problem:
@@ -138,6 +140,11 @@ def credential_refused() -> Problem:
         "retry by it."
     )
     return Problem(CHANGING, 403, UNIDENTIFIED, detail)
+
+
+def token_not_handed_on() -> Problem:
+    detail = _("This operation cannot tell which issuer your token comes from, so it cannot recognize you.")
+    return Problem("unidentified-caller", 403, UNIDENTIFIED, detail)
 
 
 def length_required() -> Problem:

@@ -72,7 +72,7 @@ def identity_of(call: ViewCall) -> Identity | None:
     def identity() -> Identity | None:
         try:
             key = read_key(call.asked_with, call.options)
-            scope = "" if key is None else scope_of(call.asked_with, call.options, call.adapter.caller)
+            scope = "" if key is None else scope_of(call.asked_with, call.options, call.adapter.handed_on)
         except (InvalidKey, Refused):
             return None
         return None if key is None else identify(scope=scope, operation=call.operation_name(), key=key)

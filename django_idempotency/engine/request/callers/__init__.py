@@ -1,0 +1,17 @@
+"""Who sent a request? The answer is its scope: callers with different scopes never share a key or a response.
+
+# Note [Verified and sent]
+What was verified may be equal for two requests whose credentials differ, so that a client that has renewed its token is
+the same caller. What was merely sent can only make two requests different: anyone can send it. It therefore never
+equals anything verified, and is hashed with all other credentials of the request.
+
+Each source of identity is one module. Frameworks and packages are recognized by the structure of their objects.
+"""
+
+from .parts import HandedOn, acting_for
+from .scopes import ANONYMOUS, advise, handed_on, project_scope, scope_of
+from .tokens import is_text, name_among
+from .users import is_authenticated, logged_in, scope_of_user, user_of
+
+__all__ = ["ANONYMOUS", "HandedOn", "acting_for", "advise", "handed_on", "is_authenticated", "is_text"]
+__all__ += ["logged_in", "name_among", "project_scope", "scope_of", "scope_of_user", "user_of"]

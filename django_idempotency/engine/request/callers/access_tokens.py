@@ -1,0 +1,69 @@
+"""Which client, and which user, does the row of a token belong to?
+
+Classes are recognized by their names, so none of the packages needs to be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models import ForeignKey, Model
+
+from ....exceptions import IdempotencyConfigurationError
+from .parts import HandedOn, Verified, escaped, place_of
+
+KINDS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
+"""Models of access tokens. A client may get a new token before a retry, so the row doesn't identify the caller."""
+CLIENTS = ("application", "client")
+"""How OAuth packages name the client that a token was issued to: as a foreign key, or as a model."""
+
+
+def verified(handed: HandedOn) -> Verified:
+    """Return the client of a token's row that an authenticator has handed on and, without a user, the row's user.
+
+    Raises:
+        IdempotencyConfigurationError: the access token belongs to neither a client nor a user.
+    """
+    row = handed.token
+    if not isinstance(row, Model) or hasattr(row, "is_authenticated"):
+        return Verified()  # a user's own foreign keys do not identify a token's client
+    if handed.user is not None:
+        return Verified(client=client_of(row))
+    if not is_access_token(row):
+        return Verified()  # the row itself is the caller
+    client, owner = client_of(row), _target(row, row._meta.get_field("user"))
+    if client is None and owner is None:
+        raise IdempotencyConfigurationError(
+            f"request.auth is a {row._meta.label} that belongs to no application and no user, and a new token would "
+            "be another caller. Pass scope=callable(request)."
+        )
+    return Verified(account=owner, client=client)
+
+
+def client_of(row: Model) -> str | None:
+    """Return the client that a row has a foreign key to, or None. Runs no query."""
+    for field in row._meta.concrete_fields:
+        if isinstance(field, ForeignKey):
+            names = field.name, field.related_model.__name__.lower()
+            if any(name.endswith(CLIENTS) for name in names) and (client := _target(row, field, escaped)) is not None:
+                return client
+    return None
+
+
+def belongs_to(row: Model, user: Any) -> bool:
+    """Return whether an access token is the user's. Runs no query."""
+    field: Any = next((each for each in row._meta.concrete_fields if each.name == "user"), None)
+    owner = None if field is None else getattr(row, field.attname)
+    return owner == getattr(user, "pk", None)
+
+
+def is_access_token(row: Any) -> bool:
+    """Return whether a row is an instance of an OAuth package's model of access tokens, or of one derived from it."""
+    return any((base.__module__, base.__name__) in KINDS for base in row.__class__.__mro__)
+
+
+def _target(row: Model, field: Any, text: Callable[[str], str] = str) -> str | None:
+    """Return a foreign key's name with the model and primary key of its target, or None if the foreign key is empty."""
+    value = getattr(row, field.attname)
+    return None if value is None else f"{field.name}:{place_of(field.related_model, row)}:{text(str(value))}"

@@ -1,0 +1,37 @@
+"""Which browser sent a request that carries no credential? Its CSRF secret says so, or its session's cookie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from django.conf import settings
+from django.contrib.sessions.backends import signed_cookies
+
+
+def sent_cookies(request: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of what tells a browser from others, if there is anything."""
+    if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
+        yield "csrf", secret
+    # The cookie that the client sent, not the key of `request.session`: if the response that sets a new cookie
+    # is lost, the retry carries the old one.
+    elif session := request.COOKIES.get(settings.SESSION_COOKIE_NAME):
+        engine = import_module(settings.SESSION_ENGINE)
+        # A signed cookie contains the session's data, and changes with it.
+        if not issubclass(engine.SessionStore, signed_cookies.SessionStore):
+            yield "session", session
+
+
+def _form_secret(request: Any) -> str | None:
+    """Return the secret from a browser's CSRF cookie, or None if Django did not check such a cookie for this request.
+
+    A browser gets the secret together with the form, but often gets its first session cookie only after submitting that
+    form. If the session cookie identified the caller, a second click would seem to come from someone else.
+    """
+    if getattr(request, "_dont_enforce_csrf_checks", False):
+        return None
+    if settings.CSRF_USE_SESSIONS or settings.CSRF_COOKIE_NAME not in request.COOKIES:
+        return None  # with CSRF_USE_SESSIONS, the session cookie comes with the form
+    secret: str | None = request.META.get("CSRF_COOKIE")
+    return secret

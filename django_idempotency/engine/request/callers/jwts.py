@@ -1,0 +1,158 @@
+"""What do the claims of JSON Web Tokens (RFC 7519) say about the caller?
+
+Claims that an authenticator hands on have been verified. Those of a token that was merely sent may be forged: they can
+tell two requests apart, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+from ..problems import Refused, token_not_handed_on
+from .credentials import access_token, sent_credentials
+from .parts import HandedOn, Verified, escaped, hashed, sent
+from .users import in_a_table, logged_in
+
+SUBJECTS = ("sub", "user_id")
+"""Claims that say whom a token is about. The second is what Simple JWT calls it."""
+RENEWED = frozenset(
+    {
+        *("exp", "iat", "nbf", "jti", "auth_time", "nonce", "at_hash", "c_hash", "s_hash"),  # RFC 7519, OpenID Connect
+        *("sid", "session_state", "session_id"),  # OpenID Connect, Keycloak
+        *("acr", "amr", "updated_at"),  # how and when the user has logged in or changed the profile
+        *("orig_iat", "origin_jti", "event_id"),  # Django REST framework JWT, Cognito
+        *("aio", "rh", "uti", "xms_ftd"),  # Microsoft Entra ID
+    }
+)
+"""Claims that may be different in a renewed token of the same caller. Keys are found by all other claims, so this set
+never changes."""
+COOKIE = "HTTP_COOKIE"
+SILENT = frozenset({COOKIE, "HTTP_REFERER"})
+"""Headers that carry no credential of their own. Cookies are read one by one."""
+ADVICE = (
+    "%s refused an idempotency key: its user is in no table, and the JWT that was sent isn't handed on, so user 17 of "
+    "one issuer would be user 17 of another. Return the token from the authenticator (as request.auth, or as the "
+    "user's `token`), or pass scope=callable(request)."
+)
+
+
+def verified(handed: HandedOn) -> Verified:
+    """Return what the claims that were handed on say: a client, an issuer or, without a user, the account."""
+    claims = claims_of(handed.token)
+    if handed.user is None:
+        return Verified() if claims is None else Verified(account=_account(claims, handed.authenticator))
+    stranger = not in_a_table(handed.user)
+    if claims is None and stranger:
+        claims = claims_of(getattr(handed.user, "token", None))  # such as that of a `TokenUser`
+    if claims is None:
+        return Verified()
+    client, issuer = _client(claims), claims.get("iss")
+    return Verified(
+        client=None if client is None else hashed("client", client),
+        issuer=hashed("issuer", str(issuer)) if stranger and issuer else None,
+        claims_known=True,
+    )
+
+
+def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
+    """Return a part for the clients and issuers that unverified tokens name, with all other credentials sent, or None.
+
+    Raises:
+        Refused: only the issuer of an unverified token could tell this user from another one.
+    """
+    if handed.user is None:
+        return None
+    stranger = not (in_a_table(handed.user) or known.claims_known)
+    if known.client is not None and not stranger:
+        return None
+    names: set[tuple[str, str]] = set()
+    for place, claims in _sent(request):
+        if stranger and place != COOKIE and not logged_in(request, handed.user):
+            raise Refused(token_not_handed_on(), ADVICE)
+        client, issuer = _client(claims), str(claims.get("iss") or "")
+        if client or (stranger and issuer):
+            names.add((f"token of {issuer}", client or ""))
+    if not names:
+        return None
+    others = []
+    for name, value in sent_credentials(request):
+        tokens = [*tokens_in(value)]
+        if not any(_client(claims) for claims in tokens):  # a renewed token names the same client
+            others.append((f"sent {name}", str([*map(_steady, tokens)]) if tokens else value))
+    if logged_in(request, handed.user):
+        others.append(("session", ""))  # not which: a session's cookie may hold data that changes
+    return sent([*names, *others])
+
+
+def claims_of(token: Any) -> Mapping[str, Any] | None:
+    """Return the claims of a token: a text, bytes, claims, or an object with a `payload`. Other tokens have none."""
+    if isinstance(token, bytes):
+        token = token.decode("latin-1")
+    if isinstance(token, str):
+        return next(tokens_in(token), None)
+    claims = getattr(token, "payload", token)
+    return claims if isinstance(claims, Mapping) else None
+
+
+def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the claims of each JWT in a text, whatever surrounds it. Signatures are not checked."""
+    for separator in ',;"':
+        text = text.replace(separator, " ")
+    for piece in text.split():
+        # A header, the claims, a signature. A JSON object in Base64 begins with "e".
+        for segment in piece.split(".")[1:-1]:
+            if segment.startswith("e") and isinstance(found := _decoded(segment), Mapping):
+                yield found
+
+
+def _decoded(segment: str) -> Any:
+    try:
+        return json.loads(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sent(request: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield where each JWT of a request was sent, and its claims.
+
+    Which header or cookie the project's code reads isn't known, so all of them count.
+    """
+    for name, value in request.META.items():
+        if name.startswith("HTTP_") and name not in SILENT and isinstance(value, str) and "." in value:
+            yield from ((name, claims) for claims in tokens_in(value))
+    yield from ((COOKIE, claims) for value in request.COOKIES.values() for claims in tokens_in(value))
+    yield from (("access_token", claims) for claims in tokens_in(access_token(request)))
+
+
+def _client(claims: Mapping[str, Any]) -> str | None:
+    name = claims.get("client_id") or claims.get("azp")  # RFC 9068, OpenID Connect
+    return str(name) if name else None
+
+
+def _account(claims: Mapping[str, Any], authenticator: str) -> str | None:
+    """Return an account made of the claims that stay when the token is renewed, or None if they name no subject.
+
+    A tenant, an organisation, an audience or an actor in the claims is part of it.
+    """
+    subject = next((str(claims[name]) for name in SUBJECTS if claims.get(name) not in (None, "")), None)
+    if subject is None:
+        return None
+    text = f"{authenticator} {_steady(claims)}"
+    return f"jwt:{escaped(subject)}:{sha256(text.encode()).hexdigest()}"
+
+
+def _steady(claims: Mapping[str, Any]) -> str:
+    """Return the claims that stay when a token is renewed as a text that doesn't depend on any order."""
+    return _text({str(name): value for name, value in claims.items() if name not in RENEWED})
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{','.join(sorted(f'{json.dumps(str(name))}:{_text(item)}' for name, item in value.items()))}}}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return f"[{','.join(sorted(map(_text, value)))}]"  # issuers list a user's roles in any order
+    return json.dumps(value, default=str)

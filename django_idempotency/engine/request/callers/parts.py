@@ -1,0 +1,109 @@
+"""What makes up a scope? Parts that somebody has verified, and parts that a client merely sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote
+
+from django.db import DEFAULT_DB_ALIAS, router
+
+from ...protocol.digests import MAX_READABLE_SCOPE, digest
+
+LONGEST_ACCOUNT = 120
+"""In characters. It leaves 130 of a readable scope for what is added to the account."""
+SAFE = ":/.@"
+"""Beside letters, digits and `_.-~`, the characters that are not escaped. None of them separates parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOn:
+    """What the authentication of a request hands on: values that the sources of identity read.
+
+    Attributes:
+        user: the authenticated user, or None.
+        token: what an authenticator returned beside the user, or instead of one.
+        authenticator: its name, if another one may return the same text for a different caller.
+    """
+
+    user: Any = None
+    token: Any = None
+    authenticator: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What has been established about a caller. It may be equal for requests that carry different credentials.
+
+    Attributes:
+        account: a user, a token's subject or owner, or a model instance.
+        client: the client that acts for the account, or for itself.
+        issuer: the issuer of a token, for an account that is in no table.
+        claims_known: whether the claims of a token have been handed on, so that one without an issuer is known to have
+            none.
+    """
+
+    account: str | None = None
+    client: str | None = None
+    issuer: str | None = None
+    claims_known: bool = False
+
+
+def scope_text(verified: Verified, claimed: str | None) -> str | None:
+    """Return the scope made of these parts, or None if nothing has been verified.
+
+    # Note [The text of a scope]
+    Keys are found by their scopes, so this text never changes. A caller is an account such as `user:auth.User:7`, or a
+    client such as `application:shop.Client:5`. Whatever else tells two callers of one account apart follows it, as in
+    `for:user:auth.User:7+application:shop.Client:5`. The account and each part are escaped, so that "+" only separates
+    them, and an account that is too long is hashed. All scopes of an account therefore begin alike, and no others do.
+    What was merely sent is one part, `sent:` and a hash, which equals no verified part.
+    """
+    account = verified.account or verified.client
+    if account is None:
+        return None
+    client = verified.client if verified.account else None
+    added = "+".join(part for part in (client, verified.issuer, claimed) if part is not None)
+    if not added:
+        return account
+    prefix = acting_for(account)
+    # A scope that is too long would be stored as one hash, without the account's prefix.
+    return prefix + (added if len(prefix + added) <= MAX_READABLE_SCOPE else hashed("parts", added))
+
+
+def acting_for(account: str) -> str:
+    """Return the prefix shared by the scopes of all clients that act for this account, and by no other scopes.
+
+    The `scope` column has an index, which makes a query by prefix fast.
+    """
+    return f"for:{escaped(account)}+"
+
+
+def escaped(text: str) -> str:
+    """Return the text without the characters that separate parts, or its hash if it is too long."""
+    quoted = quote(text, safe=SAFE, errors="surrogatepass")
+    return quoted if len(quoted) <= LONGEST_ACCOUNT else sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def hashed(kind: str, value: str) -> str:
+    """Return a part that contains the hash of a secret or long value. All callers with that value share the part."""
+    return f"{kind}:{sha256(value.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def sent(values: Iterable[tuple[str, str]]) -> str:
+    """Return the one part for everything that a client merely sent."""
+    return f"sent:{digest('sent 1', ascii(sorted(values))).hex()}"
+
+
+def place_of(model: Any, row: Any) -> str:
+    """Return the label of a row's model, prefixed with the database alias if that is not the default.
+
+    Users in different databases can have the same primary key.
+    """
+    # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
+    label: str = model._meta.concrete_model._meta.label
+    # The write alias, because a request may read from one replica and its retry from another.
+    alias = router.db_for_write(model, instance=row)
+    return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"

@@ -1,0 +1,133 @@
+"""How do the sources of identity make up one scope?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+
+from ....exceptions import IdempotencyConfigurationError
+from ...conf import Options, resolve
+from ...events import harmless
+from ..problems import Refused, anonymous_refused
+from . import access_tokens, browsers, credentials, jwts, oauth_toolkit, tokens
+from .parts import HandedOn, Verified, hashed, scope_text
+from .users import scope_of_user, user_of
+
+ANONYMOUS = "anonymous"
+RESERVED = frozenset({"auth", "csrf", "session"})
+"""How other hashes begin in a scope. A project may name a header of credentials like one of them."""
+logger = logging.getLogger("django_idempotency")
+_asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
+
+
+def handed_on(request: Any) -> HandedOn:
+    """Return what Django, or the project's middleware, has established about the caller."""
+    user = user_of(request)
+    return HandedOn() if user is None else HandedOn(user=user, token=getattr(request, "auth", None))
+
+
+def caller_of(request: Any, handed: HandedOn, options: Options) -> str:
+    """Return the default scope of a request: the verified parts, and what was sent where it tells callers apart.
+
+    Raises:
+        IdempotencyConfigurationError: the user or token does not identify the caller.
+        Refused: the caller cannot be told apart from others.
+    """
+    known = verified(request, handed)
+    return scope_text(known, jwts.claimed(request, handed, known)) or _claimed(request, options)
+
+
+def verified(request: Any, handed: HandedOn) -> Verified:
+    """Return what the sources have verified. Where several say the same, the first one counts."""
+    known = [Verified() if handed.user is None else Verified(account=scope_of_user(handed.user))]
+    known += [access_tokens.verified(handed), jwts.verified(handed)]
+    if not any(each.client for each in known):
+        known.append(oauth_toolkit.verified(request, handed))
+    if handed.token is not None and not any(each.account or each.client for each in known):
+        known.append(tokens.verified(handed))
+    return Verified(
+        account=next((each.account for each in known if each.account), None),
+        client=next((each.client for each in known if each.client), None),
+        issuer=next((each.issuer for each in known if each.issuer), None),
+        claims_known=any(each.claims_known for each in known),
+    )
+
+
+def _claimed(request: Any, options: Options) -> str:
+    """Return a scope with a hash of what was sent. The key table must not contain the credentials themselves.
+
+    Raises:
+        Refused: nothing identifies the caller and `anonymous` is "refuse", or the scheme of the Authorization header is
+            not on the list.
+    """
+    # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
+    # different API keys. The values are separated by a line feed, which no header value can contain.
+    found = credentials.sent_credentials(request, refuse=True)
+    sent = {f"sent+{name}" if name in RESERVED else name: value for name, value in found}
+    if not any(map(credentials.identifies, sent.values())):
+        cookies = dict(browsers.sent_cookies(request))
+        if not cookies and options.anonymous == "refuse":
+            raise Refused(anonymous_refused())
+        sent |= cookies
+    return hashed("+".join(sent), "\n".join(sent.values())) if sent else ANONYMOUS
+
+
+def scope_of(
+    request: Any, options: Options, handed_on: Callable[[Any], HandedOn] = handed_on, *, default: bool = False
+) -> str:
+    """Return the scope of the caller who sent this request.
+
+    Args:
+        request: the request that option callables are called with.
+        options: the resolved options.
+        handed_on: returns what the framework's authentication hands on.
+        default: whether to ignore the project's `scope=`.
+
+    Raises:
+        IdempotencyConfigurationError: the project's `scope=` function or user object does not identify the caller.
+        Refused: the caller cannot be told apart from others.
+    """
+    if options.scope is None or default:
+        return caller_of(request, handed_on(request), options)
+    token = _asked_for.set(options)
+    try:
+        scope = options.scope(request)
+    finally:
+        _asked_for.reset(token)
+    if not isinstance(scope, str) or not scope:
+        raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
+    return scope
+
+
+def project_scope(request: Any, handed_on: Callable[[Any], HandedOn], *, default: bool) -> str:
+    """Return the scope of a request to a protected view that has no `scope=` of its own.
+
+    Inside a `scope=` function, the endpoint's `anonymous` option applies; elsewhere, the project-wide one does.
+
+    Args:
+        default: whether to ignore `IDEMPOTENCY["SCOPE"]`. Inside a `scope=` function, it is always ignored.
+
+    Raises:
+        IdempotencyConfigurationError: as `scope_of` does.
+        PermissionDenied: the caller cannot be told apart from others. Inside a `scope=` function, `Refused` is raised
+            instead.
+    """
+    options = _asked_for.get()
+    try:
+        return scope_of(request, options or resolve(), handed_on, default=default or options is not None)
+    except Refused as refused:
+        if options is not None:
+            raise
+        raise PermissionDenied(refused.problem.detail) from refused
+
+
+@lru_cache(maxsize=1024)  # once for each operation, so that clients cannot fill the log
+def advise(operation: str, advice: str) -> None:
+    """Log what the project has to do about the callers of an operation."""
+    with harmless():
+        logger.warning(advice, operation)
