@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 from uuid import UUID
@@ -69,3 +71,42 @@ def with_a_signal_at(step: int, number: signal.Signals, action: Callable[[], obj
         action()
     finally:
         sys.settrace(before)
+
+
+def lines_of(*functions: Any) -> list[tuple[Any, int]]:
+    """Each line of these functions before which an exception may strike. Where a `try:` stands, Python does nothing."""
+    codes = [inspect.unwrap(function).__code__ for function in functions]
+    starts = [(code, line, code.co_code[at]) for code in codes for at, line in dis.findlinestarts(code) if line]
+    return list(dict.fromkeys((code, line) for code, line, operation in starts if dis.opname[operation] != "NOP"))
+
+
+class Striking:
+    """A trace function that raises once, just before this line, the first time or a later one."""
+
+    def __init__(self, code: Any, number: int, which: int = 1) -> None:
+        self.code, self.number, self.left = code, number, which
+
+    @property
+    def has_struck(self) -> bool:
+        return not self.left
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        return self.line if frame.f_code is self.code and self.left else None
+
+    def line(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and frame.f_lineno == self.number and self.left:
+            self.left -= 1
+            if not self.left:
+                raise Limit
+        return self.line
+
+    def during(self, work: Callable[[], Any]) -> bool:
+        """Do the work, from which any exception may come; returns whether it was struck."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            with suppress(Exception):
+                work()
+        finally:
+            sys.settrace(before)
+        return self.has_struck

@@ -16,10 +16,10 @@ from django.db.models.functions import Greatest
 
 from ..engine.conf import LEASED, resolve
 from ..engine.events import report_purged
-from ..engine.execution.claiming import atomically
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import ATTENTION, EXPIRED, STUCK, Clock
+from ..engine.stores.transactions import atomically
 from ..models import IdempotencyKey
 from .lookups import refuse_out_of_range
 

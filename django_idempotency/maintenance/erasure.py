@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 from django.db.models import Q
 
 from ..engine.conf import backend_for
-from ..engine.execution.claiming import atomically
 from ..engine.protocol.digests import has_controls, kept_scope
 from ..engine.protocol.stored_key import Status
 from ..engine.request.callers import acting_for
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.states import COMPLETED, FAILED_STATE, Clock, Seen
+from ..engine.stores.transactions import atomically
 from ..models import IdempotencyKey
 from .elsewhere import name_in_backend, read
 from .lookups import find_key

@@ -25,7 +25,7 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import harmless, report_outcome
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import atomically, claim_request
+from ..engine.execution.claiming import claim_request
 from ..engine.execution.leased import run_claimed
 from ..engine.execution.operation import Operation
 from ..engine.protocol.digests import Identity, identify
@@ -35,6 +35,7 @@ from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
 from ..engine.stores.states import Clock
+from ..engine.stores.transactions import atomically
 from ..exceptions import IdempotencyConfigurationError, NotDecryptable
 from ..limits import is_limit
 from ..models import IdempotencyKey

@@ -18,12 +18,12 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.claiming import atomically
 from ..engine.execution.operation import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked, steps_of
 from ..engine.stores.sealing import seal, seal_response
 from ..engine.stores.states import UNDECIDED, UNFINISHED, Clock
+from ..engine.stores.transactions import atomically
 from ..exceptions import NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import Decision, readable, step_entry, with_decision

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.claiming import atomically
 from ..engine.execution.operation import decode, encode_step
 from ..engine.protocol.digests import identify_given
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for
 from ..engine.stores.journal import locked, steps_of
 from ..engine.stores.sealing import unseal
+from ..engine.stores.transactions import atomically
 from ..models import IdempotencyKey
 
 ENTERED = "The results of its calls were entered, for example after a restore."

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import json
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from inspect import isfunction
 from typing import Any
@@ -20,10 +16,11 @@ from django.db import transaction
 
 from django_idempotency import Operation, run_once
 from django_idempotency.engine.execution import atomic, claiming, leased
-from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores import store_for, transactions
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, server_environment
 from tests.shopapp.models import Order
+from tests.strikes import Limit, Striking, lines_of
 
 PROGRAM = """
 import django; django.setup()
@@ -150,51 +147,9 @@ def test_a_signal_at_any_moment_loses_nothing() -> None:
     assert after == {str(number): 1 for number in range(TIMES)}
 
 
-class Struck(Exception):
-    """What a signal's handler raises."""
-
-
-def lines_of(*functions: Any) -> list[tuple[Any, int]]:
-    """Each line of these functions before which an exception may strike. Where a `try:` stands, Python does nothing."""
-    codes = [inspect.unwrap(function).__code__ for function in functions]
-    starts = [(code, line, code.co_code[at]) for code in codes for at, line in dis.findlinestarts(code) if line]
-    return list(dict.fromkeys((code, line) for code, line, operation in starts if dis.opname[operation] != "NOP"))
-
-
-class Striking:
-    """A trace function that raises once, just before this line, the first time or a later one."""
-
-    def __init__(self, code: Any, number: int, which: int = 1) -> None:
-        self.code, self.number, self.left = code, number, which
-
-    @property
-    def has_struck(self) -> bool:
-        return not self.left
-
-    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        return self.line if frame.f_code is self.code and self.left else None
-
-    def line(self, frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_lineno == self.number and self.left:
-            self.left -= 1
-            if not self.left:
-                raise Struck
-        return self.line
-
-    def during(self, work: Callable[[], Any]) -> bool:
-        """Do the work, from which any exception may come; returns whether it was struck."""
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            with suppress(Exception):
-                work()
-        finally:
-            sys.settrace(before)
-        return self.has_struck
-
-
 AROUND = (
-    *(Operation._look_up, leased.committed, claiming.atomically),
+    *(Operation._look_up, leased.committed, transactions.atomically),
+    *(transactions.Transaction.begin, transactions.Transaction.end, transactions.Transaction.guard),
     *(transaction.Atomic.__enter__, transaction.Atomic.__exit__),
 )
 
@@ -212,7 +167,7 @@ def test_an_exception_before_any_line_of_a_step_hides_nothing(step: str, in_thre
         key = str(operation.key)
         try:
             getattr(operation, step)("step", lambda: effects.append(key) or Order.objects.create(reference=key).pk)
-        except Struck:
+        except Limit:
             return "time is up"
         return "done"
 
@@ -249,7 +204,8 @@ def test_an_exception_before_any_line_of_an_atomic_run_loses_nothing(warm: bool,
     store = store_for("default")
     of_attempt = [each for each in vars(atomic._Attempt).values() if isfunction(each)]
     of_store = [getattr(type(store), name) for name in ("claim", "complete", "has_ended", "is_broken")]
-    lines = lines_of(atomic.run_atomically, *of_attempt, *of_store, claiming.claim_or_wait, *AROUND[-2:])
+    of_run = (atomic.run_atomically, atomic._run, claiming.claim_or_wait)
+    lines = lines_of(*of_run, *of_attempt, *of_store, *AROUND[-5:])
 
     def place(key: str) -> None:
         run_once(lambda: Order.objects.create(reference=key).pk, scope="s", key=key, operation="o")

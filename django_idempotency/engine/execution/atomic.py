@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import DatabaseError, Error, connections, transaction
+from django.db import DatabaseError, Error, connections
 
 from ...exceptions import IdempotencyConfigurationError, IdempotencyError, TransactionBroken
 from ..events import harmless, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
-from ..stores import opening
-from .bridge import NoBridgeAbove
-from .claiming import claim_or_wait, give_up, unavailable
+from ..stores.transactions import Transaction, opened
+from .bridge import without_bridge_above
+from .claiming import claim_or_wait, unavailable
 from .operation import AtomicOperation
 
 if TYPE_CHECKING:
@@ -47,48 +47,50 @@ def run_atomically(
         Exception: what the work raised, if `work.answer` has no response for it; what COMMIT or an `on_commit` callback
             raised; or a database error from the claim.
     """
-    attempt = _Attempt(store, wanted, connections[store.alias])
-    claim, finished, operation, kept = None, None, None, False
-    try:
-        claim = claim_or_wait(store, wanted.identity, attempt.claim, wanted.wait)
-        if not isinstance(claim, Claimed):
-            return claim
-        with attempt:
-            operation = AtomicOperation(wanted.identity, claim.attempt)
-            try:
-                returned = (run or work.run)(operation)
-            except BaseException:
-                attempt.hold_if_ended(claim)
-                raise
-            kept = attempt.may_commit(claim, returned)
-            finished = _about(returned, operation)
-            if not kept:
-                transaction.set_rollback(True, using=store.alias)
-            elif finished.snapshot is not None:
-                store.complete(claim, finished.snapshot, resource=finished.resource, last=True)
-            else:
-                store.release(claim)
-        attempt.end()
-        if finished.verdict is not Verdict.KEEP:
-            finished = replace(finished, held=attempt.is_held())
-    except BaseException as error:
-        try:
-            attempt.roll_back()
-        finally:
-            attempt.mend(error)
-        if claim is None or not isinstance(error, Exception):
-            raise
-        outcome = attempt.failed(work, error, finished)
-        if not isinstance(outcome, Finished):
-            return outcome
-        finished, kept = _about(outcome, operation), False
-    if kept or finished.verdict is not Verdict.KEEP or finished.snapshot is None:
+    attempt = _Attempt(store, wanted, Transaction(connections[store.alias]))
+    finished, is_stored = attempt.transaction.guard(partial(_run, attempt, work, run or work.run))
+    if is_stored or not isinstance(finished, Finished) or finished.verdict is not Verdict.KEEP or not finished.snapshot:
         return finished
     # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is claimed
     # again. If another request has claimed it in the meantime, that request decides the outcome, as for any duplicate.
     attempt.refuse_if_all_is_lost()
-    answered = finished
-    return run_atomically(store, wanted, work, lambda operation: answered)
+    return run_atomically(store, wanted, work, lambda operation: finished)
+
+
+def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T]]) -> tuple[Outcome[T], bool]:
+    """Return the outcome, and whether it is stored with the claim."""
+    store, wanted = attempt.store, attempt.wanted
+    claim, finished, operation = None, None, None
+    try:
+        claim = claim_or_wait(store, wanted.identity, attempt.claim, wanted.wait)
+        if not isinstance(claim, Claimed):
+            return claim, False
+        operation = AtomicOperation(wanted.identity, claim.attempt)
+        try:
+            returned = without_bridge_above(partial(run, operation))
+        except BaseException:
+            attempt.hold_if_ended(claim)
+            raise
+        is_kept = attempt.may_commit(claim, returned)
+        finished = _about(returned, operation)
+        if not is_kept:
+            attempt.transaction.roll_back()
+        else:
+            if finished.snapshot is not None:
+                store.complete(claim, finished.snapshot, resource=finished.resource, last=True)
+            else:
+                store.release(claim)
+            attempt.transaction.end()
+        if finished.verdict is not Verdict.KEEP:
+            finished = replace(finished, held=attempt.is_held())
+        return finished, is_kept
+    except BaseException as error:
+        attempt.note_commit()
+        attempt.transaction.roll_back()
+        if claim is None or not isinstance(error, Exception):
+            raise
+        outcome = attempt.failed(work, error, finished)
+        return _about(outcome, operation) if isinstance(outcome, Finished) else outcome, False
 
 
 def _about(finished: Finished[T], operation: Operation | None) -> Finished[T]:
@@ -98,72 +100,49 @@ def _about(finished: Finished[T], operation: Operation | None) -> Finished[T]:
 
 
 @dataclass
-class _Attempt(NoBridgeAbove):
-    """One attempt's transaction, from `claim` to `end`.
-
-    Inside `atomic()` or with autocommit off, it is part of the caller's transaction. Otherwise, it is a separate
-    transaction.
-
-    # Note [An exception at any moment]
-    A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and
-    the process keeps running. A `with transaction.atomic():` block on its own is not protected while it is being
-    entered or exited. If the connection were left in its transaction, every later operation in this process would
-    become part of it, and would report success although nothing was committed. Therefore, one guard in `run_atomically`
-    surrounds everything from the claim to the COMMIT. It does not trust any flag that might have been set too late:
-    `roll_back` checks whether the block is on Django's stack, and `mend` examines the connection itself. If an
-    exception is raised during `roll_back`, `mend` still runs.
+class _Attempt:
+    """One attempt's transaction, from `claim` on, and what becomes of the key after an error.
 
     Attributes:
-        connection: this thread's database connection.
-        outermost: whether the attempt opens a transaction of its own.
-        block: its `atomic()` block, from just before it begins until after it has ended.
-        began: whether the block has begun.
-        stacks: the lengths of Django's block and savepoint stacks before the block began.
+        is_committed: whether an `on_commit` callback raised the error, after the COMMIT.
     """
 
     store: Store
     wanted: ClaimRequest
-    connection: Any
-    outermost: bool = field(default=False, init=False)
-    block: Any = field(default=None, init=False)
-    began: bool = field(default=False, init=False)
-    stacks: tuple[int, int] = field(default=(0, 0), init=False)
+    transaction: Transaction
+    is_committed: bool = field(default=False, init=False)
 
     def claim(self) -> ClaimOutcome:
         """Claim the key in a transaction that stays open only if the claim succeeds."""
-        store, wanted, connection = self.store, self.wanted, self.connection
+        store, wanted, own = self.store, self.wanted, self.transaction
+        connection = own.connection
         if connection.connection is None and not connection.in_atomic_block:
-            with opening(connection):
-                pass
-        self.outermost = not connection.in_atomic_block and connection.autocommit
-        self.stacks = len(connection.atomic_blocks), len(connection.savepoint_ids)
-        self.block = block = transaction.atomic(using=store.alias)
-        self.began = False
-        block.__enter__()
-        self.began = True
+            opened(connection)
         try:
+            own.begin()
             claim = store.claim(wanted)
             if isinstance(claim, Claimed):
-                vars(block)[IDENTITY] = wanted.identity
+                vars(own.block)[IDENTITY] = wanted.identity
                 if "set_rollback" not in vars(connection):
                     _note_rollbacks(connection)
                 report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
                 return claim
-            if not self.outermost:
+            if own.is_outermost:
+                own.end()
+            else:
                 self._refuse_own_key()
                 # Rolling back to the savepoint releases the key's lock, which would otherwise be held until the
                 # caller's transaction ends.
-                transaction.set_rollback(True, using=store.alias)
+                own.roll_back()
         except BaseException:
-            self.roll_back()
+            own.roll_back()
             raise
-        self.end()
         return claim
 
     def _refuse_own_key(self) -> None:
         """Raise an error if the work that requests the key is part of the work that holds it."""
         identity, database = self.wanted.identity, self.store.alias
-        if not any(vars(block).get(IDENTITY) == identity for block in self.connection.atomic_blocks):
+        if not any(vars(block).get(IDENTITY) == identity for block in self.transaction.connection.atomic_blocks):
             return
         problem = (
             f"The work of {identity.operation!r} came back to its own key, {identity.reference} on database "
@@ -174,46 +153,9 @@ class _Attempt(NoBridgeAbove):
             logger.error(problem)
         raise IdempotencyConfigurationError(problem)
 
-    def end(self) -> None:
-        self.block.__exit__(None, None, None)
-        self.block = None
-
-    def roll_back(self) -> None:
-        """Roll back because of the current exception, unless the block hasn't begun yet or has already ended."""
-        if self.block in self.connection.atomic_blocks:
-            self.block.__exit__(*sys.exc_info())
-            self.block = None
-
-    def mend(self, error: BaseException) -> None:
-        """Repair the state left behind by an exception that was raised as the block began or ended.
-
-        See Note [An exception at any moment].
-        """
-        self.__exit__()
-        connection = self.connection
-        if connection.connection is None or not self.block:
-            return
-        if not self.outermost:
-            # What the attempt wrote may still be there, so the caller must not commit it.
-            blocks, savepoints = self.stacks
-            del connection.atomic_blocks[blocks:], connection.savepoint_ids[savepoints:]
-            connection.in_atomic_block = bool(blocks)
-            connection.needs_rollback = True
-        elif self._is_torn(error):
-            give_up(connection)
-
-    def _is_torn(self, error: BaseException) -> bool:
-        """Whether Django, the driver and the server may disagree about the state of the connection."""
-        connection = self.connection
-        if connection.in_atomic_block or not connection.autocommit:
-            return True
-        # Django cleans up by itself after a database error, and if a callback fails after everything has been
-        # committed.
-        return not (isinstance(error, DatabaseError) or (self.began and self._is_committed()))
-
-    def _is_committed(self) -> bool:
-        """Whether an `on_commit` callback raised the error. Django keeps the flag set until all callbacks have run."""
-        return bool(self.connection.run_commit_hooks_on_set_autocommit_on)
+    def note_commit(self) -> None:
+        # Django keeps the flag set until all callbacks have run.
+        self.is_committed = bool(self.transaction.connection.run_commit_hooks_on_set_autocommit_on)
 
     def hold_if_ended(self, claim: Claimed) -> None:
         """Hold the key if the work raised an exception after it had ended its own transaction.
@@ -221,7 +163,7 @@ class _Attempt(NoBridgeAbove):
         Anything it wrote after that was committed statement by statement, and a retry would repeat it.
         """
         with suppress(Error):  # the caller must get what the work raised
-            if self.store.has_ended(self.connection, claim):
+            if self.store.has_ended(self.transaction.connection, claim):
                 self._hold()
 
     def _hold(self) -> None:
@@ -229,7 +171,7 @@ class _Attempt(NoBridgeAbove):
 
         See Note [A committed claim without a lease].
         """
-        self.connection.needs_rollback = False  # without a transaction there's nothing to roll back
+        self.transaction.connection.needs_rollback = False  # without a transaction there's nothing to roll back
         self.store.claim(self.wanted)
 
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
@@ -242,7 +184,7 @@ class _Attempt(NoBridgeAbove):
             TransactionBroken: the answer reports writes that the database has discarded; or the work ended its
                 transaction, so that its later statements were committed one by one.
         """
-        if self.store.has_ended(self.connection, claim):
+        if self.store.has_ended(self.transaction.connection, claim):
             self._hold()
             raise TransactionBroken(
                 "The view ended its own transaction in the middle: by a raw COMMIT or ROLLBACK, by a constraint or "
@@ -252,13 +194,15 @@ class _Attempt(NoBridgeAbove):
             )
         if returned.verdict is Verdict.ROLL_BACK:
             return False
-        if self.connection.needs_rollback and ASKED in vars(self.block):
+        self.transaction.refuse_if_torn()
+        connection = self.transaction.connection
+        if connection.needs_rollback and ASKED in vars(self.transaction.block):
             return False  # the view knows that its writes are lost
-        if not self.store.is_broken(self.connection):
+        if not self.store.is_broken(connection):
             return True
         if returned.snapshot is not None and 400 <= returned.snapshot.status_code < 500:
             return False
-        if self.connection.closed_in_transaction:
+        if connection.closed_in_transaction:
             raise TransactionBroken(
                 "The view closed its database connection, by connection.close() or connections.close_all(). The "
                 "database rolled back all its writes, but the view returned as if nothing had happened. Leave the "
@@ -284,7 +228,7 @@ class _Attempt(NoBridgeAbove):
         return answered
 
     def refuse_if_all_is_lost(self) -> None:
-        if self.connection.needs_rollback and not self.outermost:
+        if self.transaction.connection.needs_rollback and not self.transaction.is_outermost:
             raise TransactionBroken(
                 "The database has rolled back the whole transaction, for example because of a deadlock. What was "
                 "written before this operation, in the same transaction, is lost. Roll back, and start that "
@@ -298,7 +242,7 @@ class _Attempt(NoBridgeAbove):
         requests can claim the key, each on a different node. The slower one then gets a database error from one of its
         own statements, or from COMMIT.
         """
-        if not self.outermost or self._is_committed() or not isinstance(error, DatabaseError):
+        if not self.transaction.is_outermost or self.is_committed or not isinstance(error, DatabaseError):
             return None
         code = self.store.code(error)
         if code in self.store.lost and not running:
@@ -328,7 +272,7 @@ class _Attempt(NoBridgeAbove):
         """Whether the claim was committed when the work ended its transaction. If so, every retry is refused."""
         # In the caller's transaction, `look` might find a row that isn't committed; a closed connection can't be
         # queried.
-        if not self.outermost or self.connection.connection is None:
+        if not self.transaction.is_outermost or self.transaction.connection.connection is None:
             return False
         try:
             return isinstance(self.store.look(self.wanted), InDoubt)

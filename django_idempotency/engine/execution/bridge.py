@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -13,8 +13,8 @@ from asgiref.sync import AsyncToSync, async_to_sync, iscoroutinefunction, sync_t
 T = TypeVar("T")
 
 
-class NoBridgeAbove:
-    """Hide an outer `async_to_sync` call from asgiref while work runs in a transaction.
+def without_bridge_above(work: Callable[[], T]) -> T:
+    """Do the work, and hide an outer `async_to_sync` call from asgiref meanwhile.
 
     Under WSGI, Django wraps such a call around every async view; under ASGI, only around async views below a sync
     middleware. A task that the work starts can outlive the work, as the other tasks in an `asyncio.gather` do when one
@@ -22,29 +22,30 @@ class NoBridgeAbove:
     transaction would have ended by then. The query would be committed separately, so if the work was rolled back, a
     retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError` instead.
     """
-
-    _above: Any = None
-
-    def __enter__(self) -> None:
-        bridges: Any = AsyncToSync.executors
+    bridges: Any = getattr(AsyncToSync, "executors", None)
+    try:
+        above = bridges.current
+    except AttributeError:
+        above = None
+        if bridges is not None:  # asgiref is slow in a thread without this attribute
+            bridges.current = None
+    if above is None:
+        return work()
+    try:
         try:
-            self._above = bridges.current
-        except AttributeError:  # asgiref is slow in a thread without this attribute
             bridges.current = None
-        if self._above is not None:
-            bridges.current = None
-
-    def __exit__(self, *raised: object) -> None:
-        if self._above is not None:
-            AsyncToSync.executors.current = self._above
+            return work()
+        finally:
+            bridges.current = above
+    finally:  # an exception may have struck just before the other one
+        bridges.current = above
 
 
 def awaiting(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Turn a coroutine function into a plain function that runs it inside `NoBridgeAbove`."""
+    """Turn a coroutine function into a plain function that runs it inside `without_bridge_above`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with NoBridgeAbove():
-            return async_to_sync(function)(*args, **kwargs)
+        return without_bridge_above(partial(async_to_sync(function), *args, **kwargs))
 
     return call
 

@@ -6,11 +6,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections, transaction
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections
 
 from ...exceptions import NotDecryptable
 from ..conf import get_settings
@@ -113,34 +112,6 @@ def unavailable(alias: str, error: Error) -> Unavailable:
         logger.error("Database %r cannot take an idempotency key. Nothing was done.", alias, exc_info=error)
         connections[alias].close_if_unusable_or_obsolete()  # outside a request, nothing else does this
     return Unavailable()
-
-
-def atomically(alias: str, work: Callable[[], T], **how: bool) -> T:
-    """Do the work inside Django's `atomic()`, from which an exception of a signal handler leaves no transaction open.
-
-    See Note [An exception at any moment]. Inside another transaction, that one's owner has to see to it. This is no
-    context manager, because an exception at the first line of its `__exit__` would bypass it.
-    """
-    connection = connections[alias]
-    outermost = not (connection.in_atomic_block or has_begun(connection))
-    try:
-        with transaction.atomic(using=alias, **how):
-            return work()
-    except BaseException:
-        if outermost and (connection.in_atomic_block or connection.atomic_blocks or not connection.autocommit):
-            give_up(connection)
-        raise
-
-
-def give_up(connection: Any) -> None:
-    """Close a connection about whose transaction Django, the driver and the server may disagree.
-
-    The next query opens another one. Until then, Django itself would still count the blocks.
-    """
-    connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
-    connection.atomic_blocks, connection.savepoint_ids = [], []
-    with suppress(Error):
-        connection.close()
 
 
 def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:

@@ -32,8 +32,9 @@ from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Finished, I
 from ..stores import Store
 from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
 from ..stores.server_checks import OWN
-from .bridge import NoBridgeAbove
-from .claiming import atomically, claim_or_wait, is_alone
+from ..stores.transactions import atomically
+from .bridge import without_bridge_above
+from .claiming import claim_or_wait, is_alone
 from .operation import Operation, Work, as_kept, encode_returned, encode_step
 
 T = TypeVar("T")
@@ -368,9 +369,8 @@ class LeasedOperation(Operation):
             self._journal.start_write(self._claim, name)
             self.writing = True
             try:
-                with NoBridgeAbove():
-                    value = function()
-                    done.append(encode_step(value))
+                value = without_bridge_above(function)
+                done.append(encode_step(value))
             finally:
                 self.writing = False
                 ended = self._store.has_no_transaction(self._store.connection)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +24,7 @@ from django.db import connections, transaction
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Options, place_of_keys
-from ..execution.bridge import NoBridgeAbove, in_thread
+from ..execution.bridge import in_thread, without_bridge_above
 from ..stores import alias_unless_elsewhere
 
 OPENED = "_idempotency_opened"
@@ -133,7 +133,7 @@ async def awaited_as_django_would(
         return await view(*args, **kwargs)
 
     def run(form: Callable[..., Any]) -> Any:
-        with transaction_, NoBridgeAbove():
-            return form(*args, **kwargs)
+        with transaction_:
+            return without_bridge_above(partial(form, *args, **kwargs))
 
     return await in_thread(run, view)

@@ -19,10 +19,10 @@ from django.db import transaction
 from django.http.response import HttpResponseBase
 
 from ..events import harmless, report_unprotected
-from ..execution.claiming import atomically
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
 from ..stores import Store, alias_of, store_for
+from ..stores.transactions import atomically
 from . import problems
 from .problems import Problem
 from .unprotected import identity_of, pass_through, safely

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
-from django.db import Error, connections, router
+from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..conf import Idempotency, resolve
 from .store import RunningTransaction, Store
+from .transactions import opened
 
-__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "alias_unless_elsewhere", "opening", "store_for"]
+__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "alias_unless_elsewhere", "store_for"]
 
 _STORES = {
     "PostgreSQL": "postgresql.PostgreSQLStore",
@@ -79,23 +78,7 @@ def _database(connection: Any) -> str:
 
 def _is_citus(connection: Any) -> bool:
     """Whether the Citus extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
-    with opening(connection), connection.wrap_database_errors, connection.connection.cursor() as cursor:
+    opened(connection)
+    with connection.wrap_database_errors, connection.connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")
         return cursor.fetchone() is not None
-
-
-@contextmanager
-def opening(connection: Any) -> Iterator[None]:
-    """Open the connection if it is closed, and close it again if an exception ends the block.
-
-    If a signal handler raises the exception, the connection may not be fully configured. The next query opens another.
-    """
-    opens = connection.connection is None
-    try:
-        connection.ensure_connection()
-        yield
-    except BaseException:
-        if opens:
-            with suppress(Error):
-                connection.close()
-        raise

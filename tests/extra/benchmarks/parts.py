@@ -49,7 +49,6 @@ def main() -> None:
 def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
     """For each part: where its functions stand, and what takes their place."""
     from django_idempotency.engine.execution import atomic
-    from django_idempotency.engine.execution.bridge import NoBridgeAbove
     from django_idempotency.engine.protocol.outcomes import Snapshot
     from django_idempotency.engine.request import adapters, calls, pipeline
     from django_idempotency.engine.stores import messages, postgresql, store
@@ -59,9 +58,6 @@ def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
     def read_only(request: Any, *others: Any) -> bytes:
         assert request.body
         return bytes(32)
-
-    def alone(bridge: Any) -> None:
-        bridge._above = None
 
     databases = postgresql.PostgreSQLStore
     return {
@@ -77,7 +73,7 @@ def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
         "replayed header": [(adapters.Adapter, "deliver", lambda adapter, call, response, **options: response)],
         "may_send": [(messages, "may_send", lambda *others: True)],
         "ended, broken": [(databases, name, lambda *others: False) for name in ("has_ended", "is_broken")],
-        "bridge": [(NoBridgeAbove, "__enter__", alone), (NoBridgeAbove, "__exit__", lambda *others: None)],
+        "bridge": [(atomic, "without_bridge_above", lambda work: work())],
     }
 
 

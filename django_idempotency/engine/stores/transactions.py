@@ -1,0 +1,312 @@
+"""Begins and ends transactions so that an exception, wherever it strikes, leaves no connection that loses later work.
+
+# Note [An exception at any moment]
+A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and the
+process keeps running. Django's `atomic()` is not protected while a block is being entered or exited. A block that is
+interrupted leaves its entries on Django's stacks, and the next block to end then takes them for its own. The outermost
+block would regard itself as an inner one, and leave its transaction open. Every later operation in this process would
+become part of that transaction, and would report success although nothing was committed.
+
+Therefore, after an exception, a `Transaction` does not use `Atomic.__exit__`. It compares the connection with a
+description from before the block, and asks the driver whether a transaction is open. It rolls back, and resets Django's
+stacks to what they were. If that fails, or if another exception strikes meanwhile, it gives the connection up: it is
+closed, or, inside the caller's `atomic()` block, nothing in that block can be committed any more.
+
+There are two more reasons. If an exception strikes before COMMIT or ROLLBACK is sent, `Atomic.__exit__` switches
+autocommit on all the same. SQLite, MySQL and MariaDB then commit what was to be rolled back; psycopg refuses, and its
+`ProgrammingError` takes the place of the exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from django.db import Error, connections, transaction
+
+from ...exceptions import TransactionBroken
+
+T = TypeVar("T")
+
+
+def _is_idle_on_postgresql(raw: Any) -> bool:
+    status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
+    return bool(status == 0 and raw.autocommit)  # libpq's PQTRANS_IDLE
+
+
+IDLE: dict[str, Callable[[Any], bool]] = {
+    "postgresql": _is_idle_on_postgresql,
+    "sqlite": lambda raw: not raw.in_transaction,
+    "mysql": lambda raw: bool(raw.open and raw.get_autocommit()),
+}
+"""By Django's name for the database: whether the driver has a working connection without a transaction, where each
+statement is committed by itself. None of them sends a query."""
+
+
+class Before(NamedTuple):
+    """What a connection was like before a transaction began."""
+
+    raw: Any
+    blocks: tuple[Any, ...]
+    savepoints: tuple[str | None, ...]
+    in_atomic_block: bool
+    autocommit: bool
+    runs_callbacks: bool
+    idle: bool
+
+    @classmethod
+    def of(cls, connection: Any) -> Before:
+        raw = connection.connection
+        return cls(
+            raw,
+            tuple(connection.atomic_blocks),
+            tuple(connection.savepoint_ids),
+            connection.in_atomic_block,
+            # Django knows it only once it is connected.
+            connection.settings_dict["AUTOCOMMIT"] if raw is None else connection.autocommit,
+            connection.run_commit_hooks_on_set_autocommit_on,
+            raw is None or connection.in_atomic_block or IDLE[connection.vendor](raw),
+        )
+
+
+class Transaction:
+    """A transaction of ours. Inside the caller's, or with autocommit off, it is a savepoint.
+
+    See Note [An exception at any moment].
+
+    Attributes:
+        connection: this thread's connection.
+        before: its description from before the transaction began.
+        block: the `atomic()` block, from just before it begins until after it has ended.
+    """
+
+    __slots__ = ("before", "block", "connection")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.before = Before.of(connection)
+        self.block: Any = None
+
+    @property
+    def is_outermost(self) -> bool:
+        return self.before.autocommit and not self.before.in_atomic_block
+
+    def refuse_if_torn(self) -> None:
+        """Raise `TransactionBroken` if Django would take another block's end for the end of this transaction."""
+        blocks, before = self.connection.atomic_blocks, self.before
+        savepoints = len(before.savepoints) + (not self.is_outermost)
+        if (
+            len(blocks) == len(before.blocks) + 1
+            and blocks[-1] is self.block
+            and len(self.connection.savepoint_ids) == savepoints
+        ):
+            return
+        raise TransactionBroken(
+            "The work caught an exception, such as a soft time limit, that had interrupted one of its atomic() blocks "
+            "while it began or ended. Django no longer knows which savepoints are open, so everything is rolled back. "
+            "Let that exception propagate."
+        )
+
+    def guard(self, work: Callable[[], T]) -> T:
+        """Do the work, and roll back if an exception ends it."""
+        # This is no context manager, because an exception at the first instruction of its `__exit__` would bypass it.
+        try:
+            try:
+                return work()
+            except BaseException:
+                self.roll_back()
+                raise
+        except BaseException:
+            # Usually, there is nothing left to do. But an exception may have struck in `roll_back`.
+            self.give_up()
+            raise
+
+    def begin(self, **how: bool) -> None:
+        self.block = transaction.atomic(using=self.connection.alias, **how)
+        self.block.__enter__()
+
+    def end(self) -> None:
+        """Commit, or release the savepoint. If Django has noted that it must be rolled back, do that instead.
+
+        Raises:
+            TransactionBroken: the work caught an exception that had interrupted an inner block.
+        """
+        self.refuse_if_torn()
+        connection = self.connection
+        if connection.needs_rollback:
+            self.roll_back()
+        elif self.is_outermost:
+            _forget_blocks(connection)
+            connection.commit()
+            connection.set_autocommit(True)
+        else:
+            self.block.__exit__(None, None, None)
+        self.block = None
+
+    def roll_back(self) -> None:
+        """Undo what this transaction did, and put the connection back into its state from before.
+
+        Does nothing if the transaction has ended. If the connection can't be put back, it is given up.
+        """
+        connection = self.connection
+        if not self._is_over():
+            if self.is_outermost:
+                self._roll_back_all()
+            else:
+                self._roll_back_savepoint()
+        if self.is_outermost:
+            # If the transaction was committed, its remaining callbacks are lost, as after one that raises. They must
+            # not run with another transaction.
+            connection.run_on_commit = []
+            connection.run_commit_hooks_on_set_autocommit_on = self.before.runs_callbacks
+        self.block = None
+
+    def give_up(self) -> None:
+        """Unless the transaction has ended, make sure that nothing which begins on the connection can be lost."""
+        if self._is_over():
+            return
+        if self.is_outermost:
+            give_up(self.connection)
+        else:
+            self._doom()
+
+    def _is_over(self) -> bool:
+        """Whether the connection is in its state from before."""
+        connection, before = self.connection, self.before
+        if not self.is_outermost:
+            return (
+                self.block is None
+                and connection.in_atomic_block == before.in_atomic_block
+                and len(connection.atomic_blocks) == len(before.blocks)
+                and len(connection.savepoint_ids) == len(before.savepoints)
+            )
+        if connection.in_atomic_block or connection.atomic_blocks or connection.savepoint_ids:
+            return False
+        raw = connection.connection
+        if raw is None:
+            return True
+        # If the caller has sent a raw BEGIN, ours fails, and the caller's transaction stays open.
+        idle = IDLE[connection.vendor](raw) or not before.idle
+        return bool(connection.autocommit and not connection.needs_rollback and idle)
+
+    def _roll_back_all(self) -> None:
+        connection = self.connection
+        if connection.connection is None or connection.closed_in_transaction or _is_stuck(connection):
+            give_up(connection)
+            return
+        _forget_blocks(connection)
+        try:
+            connection.rollback()
+            connection.set_autocommit(True)
+        except Error:
+            give_up(connection)
+
+    def _roll_back_savepoint(self) -> None:
+        connection, before = self.connection, self.before
+        blocks, savepoints = connection.atomic_blocks, connection.savepoint_ids
+        count = len(before.savepoints)
+        savepoint = savepoints[count] if self.block is not None and len(savepoints) > count else None
+        del blocks[len(before.blocks) :], savepoints[count:]
+        lost = connection.connection is not before.raw or connection.closed_in_transaction
+        if savepoint is None or lost or _is_stuck(connection):
+            self._doom()
+            return
+        connection.needs_rollback = False
+        try:
+            connection.savepoint_rollback(savepoint)
+            connection.savepoint_commit(savepoint)
+        except Error:
+            self._doom()
+        else:
+            connection.in_atomic_block = before.in_atomic_block
+
+    def _doom(self) -> None:
+        """Make sure that the caller can't commit its transaction, which may contain half of ours."""
+        connection, before = self.connection, self.before
+        del connection.atomic_blocks[len(before.blocks) :], connection.savepoint_ids[len(before.savepoints) :]
+        connection.in_atomic_block = before.in_atomic_block
+        connection.needs_rollback = True
+        if _is_stuck(connection):
+            _cut_off(connection)
+            connection.close()
+        elif not before.in_atomic_block:  # autocommit is off, and no block of the caller's will roll back
+            try:
+                connection.rollback()
+            except Error:
+                connection.close()
+            connection.needs_rollback = True
+        self.block = None
+
+
+def atomically(alias: str, work: Callable[[], T], **how: bool) -> T:
+    """Do the work inside `atomic()`, from which no exception leaves a transaction open.
+
+    See Note [An exception at any moment].
+
+    Args:
+        how: the arguments of `atomic()`.
+    """
+    own = Transaction(connections[alias])
+    if how.get("durable") and own.before.blocks and not own.before.blocks[-1]._from_testcase:
+        # Django would notice only once the block is being entered.
+        raise RuntimeError("A durable atomic block cannot be nested within another atomic block.")
+
+    def run() -> T:
+        own.begin(**how)
+        result = work()
+        own.end()
+        return result
+
+    return own.guard(run)
+
+
+def opened(connection: Any) -> None:
+    """Open the connection if it is closed.
+
+    If an exception strikes meanwhile, it is closed again: it may not be fully configured. The next query opens another.
+    """
+    if connection.connection is not None:
+        return
+    try:
+        connection.ensure_connection()
+    except BaseException:
+        give_up(connection)
+        raise
+
+
+def give_up(connection: Any) -> None:
+    """Close a connection about whose transaction Django, the driver and the server may disagree.
+
+    The next query opens another one. Until then, Django itself would still count the blocks.
+    """
+    connection.closed_in_transaction = connection.needs_rollback = False
+    _forget_blocks(connection)
+    _cut_off(connection)
+    with suppress(Error):
+        connection.close()
+        if connection.connection is not None:  # Django doesn't close SQLite's databases in memory
+            connection.rollback()
+            connection.set_autocommit(True)
+
+
+def _forget_blocks(connection: Any) -> None:
+    connection.in_atomic_block = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
+
+
+def _is_stuck(connection: Any) -> bool:
+    """Whether psycopg would wait forever for a lock of its own.
+
+    In Python 3.14, an exception can strike just after a `with` statement has taken a lock. The lock is then never
+    released.
+    """
+    lock = getattr(connection.connection, "lock", None)
+    return lock is not None and bool(lock.locked())
+
+
+def _cut_off(connection: Any) -> None:
+    """Close psycopg's connection without waiting for its lock, or for a statement that still runs on the server."""
+    pgconn = getattr(connection.connection, "pgconn", None)
+    if pgconn is not None:
+        pgconn.finish()
