@@ -4,8 +4,8 @@ A check's id always keeps the same meaning: E001 the IDEMPOTENCY setting, E002 u
 routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above authentication,
 E007 options that contradict each other, E008 202 without the status page, E009 key tables that MariaDB or MySQL does
 not keep in InnoDB, E012 options under a name that nothing reads, E013 a separate schema for each tenant, but no SCOPE,
-E014 key tables that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS, E016 a
-backend that does not answer, E017 a declaration that applies to none of its view's methods, W001 SQLite without
+E014 key tables that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS,
+E017 a declaration that applies to none of its view's methods, W001 SQLite without
 IMMEDIATE transactions, W002 an isolation level other than READ COMMITTED, W004 a database whose times Django does not
 read as UTC, W006 the project's model tables that MariaDB or MySQL keeps in a storage engine without transactions, W007
 missing indexes or constraints on the key tables, W008 columns in the key tables whose collation treats two different
@@ -13,7 +13,7 @@ strings as equal, W009 a leased view with a `ttl` so short that a gateway rememb
 server that evicts keys, W011 a Redis server without an append-only file, W012 keys in memory outside DEBUG, W013 a
 DynamoDB table without Time to Live, W014 protection switched off or paused, W015 a leased view without `operation`,
 W016 stored keys of an operation that no endpoint has, W017 recent rows that ENCRYPTION_KEYS cannot decrypt, W018 one
-operation of several views.
+operation of several views, W019 a backend that does not answer.
 """
 
 from __future__ import annotations
@@ -147,10 +147,11 @@ def check_backends() -> Iterator[CheckMessage]:
         except IdempotencyConfigurationError:
             continue
         except Exception as error:  # noqa: BLE001 (each backend's client raises its own errors)
-            yield Error(
+            # An error would stop `migrate`, which doesn't need the backend.
+            yield Warning(
                 f"backend {name!r} does not answer: {error}",
                 hint="Requests whose keys are there get 503 until it answers.",
-                id="django_idempotency.E016",
+                id="django_idempotency.W019",
             )
 
 

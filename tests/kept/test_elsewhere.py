@@ -282,9 +282,11 @@ def raising(error: BaseException) -> Callable[[Any], Any]:
     ids=["final", "not final", "raises", "renews"],
 )
 def test_a_late_worker_gets_the_winners_result(backend: FaultyBackend, end: Any) -> None:
-    """However it ends. Nothing of its own is stored."""
+    """However it ends. Nothing of its own is stored, and somebody is told that the work has run twice."""
     send = posting(overtaken(backend, end))
-    answer = send()
+    with heard("claim_lost") as told:
+        answer = send()
+    assert [event["identity"].key for event in told] == ["k"]
     assert (answer.content, replayed(answer)) == (b"event 2", "true")
     assert (send().content, len(RUNS)) == (b"event 2", 2)
 
@@ -300,7 +302,7 @@ def test_a_late_worker_gets_a_conflict_while_the_winner_runs(backend: FaultyBack
     with heard() as told:
         answer = posting(loses_its_claim)()
     assert (answer.status_code, problem(answer)["code"], answer.headers["Retry-After"]) == (409, "in-progress", "9")
-    assert events(told) == ["claimed", "conflicted"]
+    assert events(told) == ["claimed", "claim_lost", "conflicted"]
 
 
 @pytest.mark.parametrize("ending", ["freed", "silent"])

@@ -14,6 +14,7 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from django_idempotency.engine.stores.sealing import MARK
+from django_idempotency.keys import derived_key
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
@@ -21,6 +22,7 @@ from tests.expired import make_leased
 from tests.resolving import get, listed, resolve, rows
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("keys_of_each_kind")]
+DECIDE = "Decide with --release or --close; to record the result of a call, use --from-csv or the admin."
 SETTLED = "--finished-calls-are-settled"
 DECISIONS = (["--close=410", SETTLED], ["--release", "--calls-did-not-happen"])
 
@@ -65,8 +67,16 @@ class TestList:
             0,
             f"{key.pk} {key.reference} POST refund/, caller 's': in doubt for 2\xa0days, policy hold, attempt 1, "
             f"worker w:7, in doubt: call, done: {done}, about order 59.\n"
-            "1 key. Decide with --release or --close.\n",
+            f"1 key. {DECIDE}\n",
         )
+
+    @pytest.mark.parametrize("keyed", [True, False])
+    def test_a_line_names_the_derived_key_that_the_gateway_may_know(self, keyed: bool) -> None:
+        """Not one that no call has carried: a person would look for it in vain, and release the key."""
+        IdempotencyStep.objects.filter(name="call", finished_at=None).update(keyed=keyed)
+        derived = derived_key(scope="s", operation="POST refund/", key="doubt", step="call")
+        known = f"in doubt: call (derived key {derived})," if keyed else "in doubt: call,"
+        assert known in resolve("--operation=POST refund/")[1]
 
     def test_a_key_whose_view_ended_its_transaction_says_what_is_in_doubt(self) -> None:
         """Its claim is committed, and no worker has a lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event, get_ident
 from typing import Any
 
@@ -13,7 +14,7 @@ from django_idempotency import run_once
 from tests.acceptance.pages import ROOT
 from tests.admin_pages import make_key
 from tests.servers import DEADLINE, eventually
-from tests.sql import TABLE, ask
+from tests.sql import TABLE, ask, isolated
 
 RUNBOOK = (ROOT / "docs/runbook.md").read_text()
 PAGE = RUNBOOK.partition("### A table that grows")[2].partition("\n### ")[0]
@@ -81,3 +82,35 @@ def test_the_session_that_holds_the_key_table_is_named(in_threads: Any) -> None:
 
     pid, *claims, ((named, *_),) = in_threads(4, lambda number: (hold, claim, claim, look)[number]())
     assert (named, claims) == (pid, [1, 1])
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_the_session_that_holds_vacuum_back_is_named() -> None:
+    """The statements are those on the page."""
+    opened, done = Event(), Event()
+
+    def keep_a_snapshot() -> Any:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            (pid,) = ask(f"SELECT pg_backend_pid() FROM (SELECT count(*) FROM {TABLE}) AS seen")
+            opened.set()
+            assert done.wait(DEADLINE)
+            return pid
+
+    with ThreadPoolExecutor(1) as pool:
+        snapshot = pool.submit(isolated(keep_a_snapshot))
+        try:
+            assert opened.wait(DEADLINE)
+            found = {}
+            with connection.cursor() as cursor:
+                for statement in re.findall(
+                    r"^    (SELECT (?:pid|slot_name|gid).*?);$", PAGE, re.DOTALL | re.MULTILINE
+                ):
+                    cursor.execute(statement)
+                    found[statement.split()[1]] = [row[0] for row in cursor.fetchall()]
+        finally:
+            done.set()
+        assert snapshot.result(DEADLINE) in found["pid,"]
+    assert len(found) == 3

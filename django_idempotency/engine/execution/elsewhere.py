@@ -130,6 +130,7 @@ class _Key:
         self.name = name_of(wanted.identity)
         self.token = token_hex(16)
         self.value = b""
+        self.lost = False
 
     def claim(self) -> ClaimOutcome:
         wanted, of = self.wanted, self.wanted.identity
@@ -197,12 +198,19 @@ class _Key:
         expected: bytes | None = self.value
         found = self._swap(expected, new, seconds)
         if found is None and new is not None:
-            self.report("claim_lost")
+            self.report_loss()
         if found not in (expected, new) and (found is None or is_of(found, self.token)):
             expected, found = found, self._swap(found, new, seconds)
         if found not in (expected, new):
+            self.report_loss()
             raise _Overtaken("another worker has taken the key over.")
         self.value = new or b""
+
+    def report_loss(self) -> None:
+        """Report once that the claim was gone while the work ran."""
+        if not self.lost:
+            self.lost = True
+            self.report("claim_lost")
 
     def _swap(self, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         handled = sys.exception()

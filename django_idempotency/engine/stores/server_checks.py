@@ -17,6 +17,10 @@ OWN = [model._meta.db_table for model in MODELS]
 """The package's own tables."""
 
 
+CREATE = "Create them as `python manage.py sqlmigrate django_idempotency 0001` shows."
+UPGRADE = "The table is from an earlier version. Create nothing by hand: upgrade it as docs/versions.md shows."
+
+
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Check the indexes and collations of the package's tables. A rebuilt table may have lost them."""
     with connection.cursor() as cursor:
@@ -24,12 +28,13 @@ def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
             found = connection.introspection.get_constraints(cursor, meta.db_table)
             missing = {index.name for index in (*meta.indexes, *meta.constraints)}.difference(found)
+            columns = {column.name for column in connection.introspection.get_table_description(cursor, meta.db_table)}
             if missing:
                 yield Warning(
                     f"table {meta.db_table!r} of database {connection.alias!r} lacks {', '.join(sorted(missing))}. "
                     "Without its unique constraint a key could run twice; without an index, look-ups and cleanups read "
                     "the whole table.",
-                    hint="Create them as `python manage.py sqlmigrate django_idempotency 0001` shows.",
+                    hint=CREATE if columns.issuperset(field.column for field in meta.concrete_fields) else UPGRADE,
                     id="django_idempotency.W007",
                 )
             if connection.vendor == "mysql":

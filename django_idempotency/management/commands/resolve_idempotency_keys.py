@@ -15,6 +15,7 @@ from ...engine.stores import alias_for, store_for
 from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, IN_DOUBT, NEEDS_ATTENTION
 from ...exceptions import NotDecryptable, NotResolvable
+from ...keys import derived_key
 from ...maintenance.entered import entered_answer
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, unchanged_for
@@ -47,6 +48,7 @@ FILE_HELP = (
 )
 SHOWN = 200
 """The maximum number of characters of a step's result that the command prints."""
+DECIDE = "Decide with --release or --close; to record the result of a call, use --from-csv or the admin."
 NOT_ALL = "Not all selected keys were decided."
 
 
@@ -99,7 +101,7 @@ class Command(IdempotencyCommand):
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
         if not action:
-            decide = " Decide with --release or --close." if any(key.idle for key in keys) else ""
+            decide = f" {DECIDE}" if any(key.idle for key in keys) else ""
             self.say(f"{counted(len(keys))}.{decide}")
             return
         if len(keys) > 1 and options["key"] is not None:
@@ -210,7 +212,7 @@ def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
 
 def _line(key: Facts) -> str:
     row, done = key.row, [f"{step.name}={_result(key, step)}" for step in key.steps if step.finished_at is not None]
-    doubts = "what the view has committed" if key.unleased else ", ".join(key.in_doubt)
+    doubts = "what the view has committed" if key.unleased else ", ".join(_doubt(key, step) for step in key.doubts)
     about = f", about {row.resource_type} {row.resource_id}" if row.resource_type else ""
     # A line break in the client's text could make part of it look like another key's line.
     return without_controls(
@@ -219,6 +221,15 @@ def _line(key: Facts) -> str:
         f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
         f"{about}."
     )
+
+
+def _doubt(key: Facts, step: IdempotencyStep) -> str:
+    """The step's name and, if each start of the call was asked to carry it, the derived key to look for."""
+    if step.kind != IdempotencyStep.Kind.CALL or not step.keyed:
+        return str(step.name)
+    row = key.row
+    derived = derived_key(scope=row.scope, operation=row.operation, key=row.key, step=step.name)
+    return f"{step.name} (derived key {derived})"
 
 
 def _result(key: Facts, step: IdempotencyStep) -> str:

@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 
 from django_idempotency import OutcomeUnknown, run_once
+from django_idempotency.engine.stores import store_for
 from django_idempotency.engine.stores.states import Clock, Seen
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
@@ -135,3 +136,18 @@ def test_no_retry_charges_again(upgraded: dict[str, Any]) -> None:
             retry(key)
     assert book == []
     assert [retry("stuck"), retry("failed"), book] == [None, None, ["stuck", "failed"]]
+
+
+@pytest.mark.only_on("postgresql")
+def test_before_the_script_the_check_leads_to_it(transactional_db: None) -> None:
+    """What somebody creates by hand would stand in the script's way."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA upgraded; SET search_path TO upgraded")
+        try:
+            cursor.execute(OLD.read_text())
+            messages = {message.id[-4:]: message.hint for message in store_for("default").check()}
+        finally:
+            cursor.execute("RESET search_path; DROP SCHEMA upgraded CASCADE")
+    assert messages == {
+        "W007": "The table is from an earlier version. Create nothing by hand: upgrade it as docs/versions.md shows."
+    }
