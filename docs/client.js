@@ -10,13 +10,13 @@ const CODES = { // by status and `code`; a 409 from the business logic has anoth
   "409 outcome-unknown": "retry",
   "503 busy": "retry",
   "503 paused": "retry",
-  "403 unidentified-caller": "log in",
-  "403 changing-credential": "log in",
-  "409 response-not-stored": "look up",
-  "403 replay-refused": "look up",
-  "409 key-too-old": "look up",
-  "409 already-used": "look up",
-  "422 already-used": "look up",
+  "403 unidentified-caller": "log-in",
+  "403 changing-credential": "log-in",
+  "409 response-not-stored": "look-up",
+  "403 replay-refused": "look-up",
+  "409 key-too-old": "look-up",
+  "409 already-used": "look-up",
+  "422 already-used": "look-up",
   "400 missing-key": "final",
   "400 invalid-key": "final",
   "411 length-required": "final",
@@ -53,12 +53,12 @@ async function placeOrder(url, key, order, giveUpAfter = GIVE_UP_AFTER, sent = f
       }
       if (page.fields.status === "failed") throw new Refused(`${page.status}: ${page.text}`);
       // A 202 from the view itself is final. Its page says how the work ended, unless it can't be read.
-      if (page.ok || meaning(page) === "log in") answer = page;
+      if (page.ok || meaning(page) === "log-in") answer = page;
     }
-    if (meaning(answer) === "log in") throw new NotConfirmed(`${answer.status}`);
+    if (meaning(answer) === "log-in") throw new NotConfirmed(`${answer.status}`);
     // A final code is a refusal before the key is read: it says nothing about an earlier attempt.
     const told = known(answer);
-    if (told === "look up" || (sent && told === "final")) throw new Processed(answer.location ?? "");
+    if (told === "look-up" || (sent && told === "final")) throw new Processed(answer.location ?? "");
     if (!answer.ok) throw new Refused(`${answer.status}: ${answer.text}`);
     return answer.fields;
   }
@@ -83,7 +83,7 @@ function meaning(answer) {
   const { ok, status } = answer;
   if (known(answer)) return known(answer);
   if (RETRIED.has(status) || status >= 500) return "retry";
-  return LOGIN.has(status) || (!ok && status < 400) ? "log in" : "final";
+  return LOGIN.has(status) || (!ok && status < 400) ? "log-in" : "final";
 }
 
 function known({ status, fields }) {

@@ -17,13 +17,13 @@ CODES = {  # by status and `code`; a 409 from the business logic has another cod
     "409 outcome-unknown": "retry",
     "503 busy": "retry",
     "503 paused": "retry",
-    "403 unidentified-caller": "log in",
-    "403 changing-credential": "log in",
-    "409 response-not-stored": "look up",
-    "403 replay-refused": "look up",
-    "409 key-too-old": "look up",
-    "409 already-used": "look up",
-    "422 already-used": "look up",
+    "403 unidentified-caller": "log-in",
+    "403 changing-credential": "log-in",
+    "409 response-not-stored": "look-up",
+    "403 replay-refused": "look-up",
+    "409 key-too-old": "look-up",
+    "409 already-used": "look-up",
+    "422 already-used": "look-up",
     "400 missing-key": "final",
     "400 invalid-key": "final",
     "411 length-required": "final",
@@ -65,14 +65,14 @@ def place_order(client, key, order, path="/orders/", give_up_after=GIVE_UP_AFTER
             if fields(page).get("status") == "failed":
                 raise Refused(page.status_code, page.text)
             # A 202 from the view itself is final. Its page says how the work ended, unless it can't be read.
-            if page.is_success or meaning(page) == "log in":
+            if page.is_success or meaning(page) == "log-in":
                 answer = page
             break
         sent = True
-    if meaning(answer) == "log in":
+    if meaning(answer) == "log-in":
         raise NotConfirmed(answer.status_code)
     # A final code is a refusal before the key is read: it says nothing about an earlier attempt.
-    if known(answer) == "look up" or (sent and known(answer) == "final"):
+    if known(answer) == "look-up" or (sent and known(answer) == "final"):
         raise Processed(answer.headers.get("Location"))
     if not answer.is_success:
         raise Refused(answer.status_code, answer.text)
@@ -101,7 +101,7 @@ def meaning(answer):
         return told
     if status in RETRIED or answer.is_server_error:
         return "retry"
-    return "log in" if status in LOGIN or answer.is_redirect else "final"
+    return "log-in" if status in LOGIN or answer.is_redirect else "final"
 
 
 def known(answer):

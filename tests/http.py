@@ -47,6 +47,6 @@ def posting_to_a_view(**options: Any) -> Callable[..., Any]:
 def problem(response: Any) -> dict[str, Any]:
     assert response.headers["Content-Type"] == "application/problem+json"
     body: dict[str, Any] = json.loads(response.content)
-    assert set(body) == {"type", "code", "title", "status", "detail", "instance"}
+    assert set(body) == {"type", "code", "meaning", "title", "status", "detail", "instance"}
     assert body["status"] == response.status_code
     return body

@@ -188,6 +188,7 @@ def components() -> Schema:
         return {}
     members: Schema = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")}
     members["status"] = {"type": "integer"}
+    members["meaning"] = {"type": "string", "enum": [str(meaning) for meaning in problems.Meaning]}
     described = {"type": "object", "description": "RFC 9457 problem details."}
     resource = {"type": "object", "properties": {name: {"type": "string"} for name in ("type", "id")}}
     return {PROBLEM_NAME: {**described, "properties": {**members, "resource": resource}, "required": list(members)}}

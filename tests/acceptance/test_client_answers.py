@@ -22,7 +22,7 @@ from tests.acceptance.reference import every_problem
 __all__ = ["place_order"]
 Answer = tuple[int, dict[str, str], Any]
 DONE: Answer = (201, {}, {"id": 7})
-TOLD_FOR = {"retry": {"id": 7}, "log in": "NotConfirmed", "look up": "Processed", "final": "refused"}
+TOLD_FOR = {"retry": {"id": 7}, "log-in": "NotConfirmed", "look-up": "Processed", "final": "refused"}
 """What the clients make of each meaning. After "retry", the scripted server has a final answer."""
 
 
@@ -125,8 +125,8 @@ def test_each_code_has_one_meaning_everywhere() -> None:
     page = (DOCS / "clients.md").read_text()
     rows = re.findall(r"(?m)^\| ([\d, ]+) \| `([a-z-]+)` \| (.+?) \|", page)
     assert {f"{status} {code}": told for statuses, code, told in rows for status in statuses.split(", ")} == server
-    explained = re.findall(r"(?m)^\* \*\*([a-z ]+)\*\*:", page)
-    assert explained == ["retry", "log in", "look up", "final"]
+    explained = re.findall(r"(?m)^\* \*\*([a-z-]+)\*\*:", page)
+    assert explained == ["retry", "log-in", "look-up", "final"]
     if NODE is None:
         pytest.skip("Node is not on this machine, so the table of client.js was not read")
     assert node("Promise.resolve(CODES)") == server

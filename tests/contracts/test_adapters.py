@@ -90,8 +90,9 @@ class TestKeys:
         assert (answer.status, answer.headers["Content-Type"], len(queries)) == (400, "application/problem+json", 0)
         assert "Link" not in answer.headers  # C24: there is no DOCS_URL to link to
         assert json.loads(answer.body) == {
-            "type": "about:blank",
+            "type": "urn:django-idempotency:missing-key",
             "code": "missing-key",
+            "meaning": "final",
             "title": "Idempotency-Key is missing",
             "status": 400,
             "detail": "This operation needs the request header Idempotency-Key with a unique value, such as a UUID.",

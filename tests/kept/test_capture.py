@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseRedirect
 
-from django_idempotency import idempotent
+from django_idempotency import get_operation, idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.engine.request.responses import capture, restore
@@ -22,6 +22,11 @@ from tests.views import answers, creates, paths
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.kept.test_capture")]
+
+
+def referred(request: HttpRequest, order: Order) -> HttpResponse:
+    get_operation(request).refer_to(order)
+    return HttpResponse("secret")
 
 
 def mirror(request: HttpRequest, order: Order) -> HttpResponse:
@@ -62,11 +67,15 @@ RESPONSES: dict[str, Callable[..., Any]] = {
     "moved": lambda request, order: HttpResponseRedirect(f"/target?id={order.pk}"),
     "download": lambda request, order: FileResponse(BytesIO(b"x"), status=201, headers=located(order)),
     "too_large": lambda request, order: HttpResponse(b"0123456789" * 500_000, headers=located(order)),
+    "referred": referred,
     "secret": lambda request, order: HttpResponse("secret", status=201, headers=located(order)),
 }
 urlpatterns = paths(
     target=answers(),
-    **{name: idempotent(store_body=name != "secret")(creates(then=response)) for name, response in RESPONSES.items()},
+    **{
+        name: idempotent(store_body=name not in ("secret", "referred"))(creates(then=response))
+        for name, response in RESPONSES.items()
+    },
 )
 
 
@@ -163,10 +172,10 @@ def test_an_answer_without_content_type_stays_without(post: Post) -> None:
 
 @pytest.mark.parametrize(("path", "location"), [("/too_large", True), ("/download", True)])
 def test_what_is_not_stored_is_not_run_again(post: Post, path: str, location: bool) -> None:
-    """A tombstone: 409, with the first Location."""
+    """A tombstone: 409, with the first Location. It is not the stored response, so it is no replay."""
     first, second = post(path), post(path)
     assert first.status_code in (200, 201)
-    assert (second.status_code, replayed(second)) == (409, "true")
+    assert (second.status_code, replayed(second)) == (409, "false")
     assert second.json()["title"] == "Idempotency-Key is completed, response not stored"
     assert second.headers.get("Location") == first.headers.get("Location")
     assert ("Location" in second.headers) is location
@@ -180,12 +189,18 @@ def test_only_a_reason_phrase_of_the_view_is_kept(status: int, reason: str | Non
     assert (":reason" in names) is kept
 
 
+def test_a_tombstone_names_the_object_that_the_view_referred_to(post: Post) -> None:
+    """So that the client can look it up. `may_replay` was asked before, as for a replay."""
+    post("/referred")
+    assert post("/referred").json()["resource"] == {"type": "shopapp.order", "id": str(Order.objects.get().pk)}
+
+
 def test_nothing_of_a_secret_response_is_stored(post: Post) -> None:
     """With `store_body=False` no header is kept, either: a Location may carry a code. The work is not run again."""
     first, second = post("/secret"), post("/secret")
     row = IdempotencyKey.objects.get()
     assert (row.status_code, row.headers, row.body) == (201, "[]", None)
-    assert (second.status_code, replayed(second)) == (409, "true")
+    assert (second.status_code, replayed(second)) == (409, "false")
     assert [answer.headers.get("Location") for answer in (first, second)] == [f"/orders/{Order.objects.get().pk}", None]
     assert Order.objects.count() == 1
 

@@ -132,10 +132,10 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
         return _refuse(call, problems.replay_refused())
     report("replayed", wanted.identity, alias, backend=call.options.backend, resource=completed.resource)
     if snapshot.body is None:
-        response = problems.respond(call.request, problems.response_not_stored(snapshot))
+        response = problems.respond(call.request, problems.response_not_stored(snapshot, completed.resource))
     else:
         response = restore(snapshot)
-    return call.adapter.deliver(call, response, replayed=True)
+    return call.adapter.deliver(call, response, replayed=snapshot.body is not None)
 
 
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:

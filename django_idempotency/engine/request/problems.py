@@ -30,6 +30,9 @@ from ..protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER, Resou
 IN_PROGRESS = "in-progress"
 CHANGING = "changing-credential"
 JSON = "application/problem+json"
+TYPE = "urn:django-idempotency:"
+"""The beginning of a problem's `type` where the project has no page about it. `about:blank` would call for the status'
+own phrase as the title (RFC 9457 section 4.2.1)."""
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 DESCRIBED = frozenset({400, 409, 422})
@@ -43,9 +46,9 @@ class Meaning(StrEnum):
 
     RETRY = "retry"
     """Send the same request again, with the same key."""
-    LOG_IN = "log in"
+    LOG_IN = "log-in"
     """The response says nothing about the request. Keep the key, and send the request again as a known caller."""
-    LOOK_UP = "look up"
+    LOOK_UP = "look-up"
     """The request was processed, or may have been. Find out which, and never send it under another key."""
     FINAL = "final"
     """The request was refused, and will not be processed until the client corrects it."""
@@ -86,8 +89,14 @@ class Problem:
     """With "already-used": whether the first request was refused with a status of 400 or above."""
 
     @property
+    def type(self) -> str:
+        """The URI of this kind of error: the project's page about it, or else a name that leads nowhere."""
+        docs_url = get_settings().docs_url
+        return f"{docs_url.partition('#')[0]}#{self.code}" if docs_url else f"{TYPE}{self.code}"
+
+    @property
     def meaning(self) -> Meaning:
-        """What a client should do: "retry", "log in", "look up" or "final". See the documentation for clients."""
+        """What a client should do: "retry", "log-in", "look-up" or "final". See the documentation for clients."""
         return MEANINGS[self.code]
 
 
@@ -194,11 +203,11 @@ def key_too_old() -> Problem:
     return Problem("key-too-old", 409, "Idempotency-Key is too old", detail)
 
 
-def response_not_stored(snapshot: Snapshot) -> Problem:
+def response_not_stored(snapshot: Snapshot, resource: Resource | None = None) -> Problem:
     title, location = "Idempotency-Key is completed, response not stored", snapshot.header("Location")
     detail = _("The request was processed with status %(status)s and is not run again.")
     headers = {} if location is None else {"Location": location}
-    return Problem("response-not-stored", 409, title, detail % {"status": snapshot.status_code}, headers)
+    return Problem("response-not-stored", 409, title, detail % {"status": snapshot.status_code}, headers, resource)
 
 
 def replay_refused() -> Problem:
@@ -259,7 +268,7 @@ def respond(request: HttpRequest, problem: Problem) -> Any:
     if conf.error_response is not None:
         response = conf.error_response(request, problem)
     else:
-        response = _page(request, problem) or _json(request, problem, conf.docs_url)
+        response = _page(request, problem) or _json(request, problem)
         patch_vary_headers(response, ["Accept"])
     for name, value in problem.headers.items():
         response.setdefault(name, value)
@@ -315,10 +324,11 @@ def _again_headers(request: HttpRequest) -> str:
     return json.dumps({name: request.headers[name] for name in names if name in request.headers})
 
 
-def _json(request: HttpRequest, problem: Problem, docs_url: str | None) -> HttpResponse:
+def _json(request: HttpRequest, problem: Problem) -> HttpResponse:
     body: dict[str, Any] = {
-        "type": f"{docs_url.partition('#')[0]}#{problem.code}" if docs_url else "about:blank",
+        "type": problem.type,
         "code": problem.code,
+        "meaning": problem.meaning,
         "title": problem.title,
         "status": problem.status,
         "detail": problem.detail,
