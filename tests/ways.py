@@ -27,7 +27,7 @@ def going(way: str) -> Iterator[None]:
 
     state = {"prepared": messages.USED, "text": messages.TEXT, "cursor": messages.BY_CURSOR}[way]
 
-    def first_state(_: Any, raw: Any) -> str:
+    def first_state(_: Any, raw: Any) -> Any:
         setattr(raw, messages.STATE, state)
         return state
 

@@ -53,7 +53,7 @@ from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import django
 from django.db import DatabaseError, DataError
@@ -62,7 +62,7 @@ from django.db.backends.utils import CursorWrapper
 from ..conf import get_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .queries import Values
 
@@ -75,10 +75,7 @@ except ImportError:  # The project uses psycopg2, or it has no PostgreSQL driver
 
 T = TypeVar("T")
 STATE = "_django_idempotency"
-"""The attribute of psycopg's connection that holds one of the following states. See Note [Prepared statements]."""
-CALLS = "_django_idempotency_calls"
-"""The attribute that counts the executions of each prepared statement, up to `PLANNED`."""
-BY_CURSOR, NEW, TEXT, USED, PREPARED = "by cursor", "new", "text", "used", "prepared"
+"""The attribute of psycopg's connection that holds its `State`. See Note [Prepared statements]."""
 LOST = frozenset({"26000", "42P05"})
 """invalid_sql_statement_name and duplicate_prepared_statement."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
@@ -105,6 +102,32 @@ SEQSCAN_OFF, PLANNED_ALREADY = (
 PLANNED = 10
 """The number of executions after which a prepared statement keeps its plan. PostgreSQL makes that plan at the sixth
 execution, but some of the earlier ones may fail."""
+
+
+class State(NamedTuple):
+    """What a connection has sent. It is replaced as a whole, so no exception can leave half of it.
+
+    Attributes:
+        name: "by cursor", "new", "text", "used" or "prepared".
+        calls: how often each prepared statement has been executed, up to `PLANNED`. None if nothing is prepared.
+    """
+
+    name: str
+    calls: Mapping[bytes, int] | None = None
+
+    def is_planned(self, call: bytes) -> bool:
+        return self.calls is not None and self.calls.get(call, 0) >= PLANNED
+
+    def after(self, call: bytes) -> State:
+        if self.calls is None or self.is_planned(call):
+            return self
+        return State(self.name, {**self.calls, call: self.calls.get(call, 0) + 1})
+
+
+BY_CURSOR, NEW, TEXT, USED, PREPARED = (
+    *(State(name) for name in ("by cursor", "new", "text", "used")),
+    State("prepared", {}),
+)
 
 
 def statements(**texts: str) -> dict[str, Statement]:
@@ -141,10 +164,10 @@ class Statement:
         self._placeholders = [name.encode() for name in names]
         self._text = PARAMETER.sub(r"%(\1)b", self.text).encode()
         self.preparation = f"PREPARE {name} AS {_prepared(text)}; ".encode()
-        self._call = f"EXECUTE {name}(".encode()
+        self.call = f"EXECUTE {name}(".encode()
 
-    def filled(self, raw: Any, values: Values) -> bytes:
-        """Return what to send on this connection, with the values as literals."""
+    def filled(self, raw: Any, state: State, values: Values) -> bytes:
+        """Return what to send on a connection in this state, with the values as literals."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
         for value in self._in_order(values):
             if value is None:
@@ -160,14 +183,9 @@ class Statement:
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literal = escape(text.encode())
             literals.append(literal)
-        if (state := vars(raw))[STATE] is PREPARED:
-            calls, call = state[CALLS], self._call
-            if (called := calls.get(call, 0)) < PLANNED:
-                calls[call] = called + 1
-                literals.append(SEQSCAN_OFF)
-            else:
-                literals.append(PLANNED_ALREADY)
-            return self._call + b", ".join(literals)
+        if state.calls is not None:
+            literals.append(PLANNED_ALREADY if state.is_planned(self.call) else SEQSCAN_OFF)
+            return self.call + b", ".join(literals)
         return self._text % dict(zip(self._placeholders, literals, strict=True))
 
 
@@ -195,7 +213,7 @@ def may_send(connection: Any, status: int) -> bool:
     )
 
 
-def _first_state(connection: Any, raw: Any) -> str:
+def _first_state(connection: Any, raw: Any) -> State:
     kind = type(connection)
     methods = [getattr(kind, name) for name in REPLACEABLE]
     methods += [CursorWrapper.execute, CursorWrapper._execute_with_wrappers, CursorWrapper._execute]  # type: ignore[attr-defined]
@@ -221,18 +239,13 @@ def begin(connection: Any, claim: Statement, others: Sequence[Statement], values
     """
     raw = connection.connection
     state, preparation = vars(raw)[STATE], b""
+    after = USED if state is NEW else state
     if state is USED:
         # The claim is prepared last, so a connection that has it also has all the others.
         preparation = b"".join(statement.preparation for statement in (*others, claim))
-        setattr(raw, STATE, PREPARED)
-        setattr(raw, CALLS, {})
-    try:
-        result = _send(connection, b"BEGIN; " + preparation + claim.filled(raw, values), claims=True)
-    except BaseException:
-        setattr(raw, STATE, state)
-        raise
-    if state is NEW:
-        setattr(raw, STATE, USED)
+        after = PREPARED
+    result = _send(connection, b"BEGIN; " + preparation + claim.filled(raw, after, values))
+    setattr(raw, STATE, after.after(claim.call))
     return result
 
 
@@ -245,7 +258,7 @@ def end_and_lock(connection: Any, number: int) -> bool:
 def end_while(connection: Any, work: Callable[[], T]) -> T:
     """Send COMMIT, call `work` while the server processes it, and return the result of `work`."""
     raw = connection.connection
-    with connection.wrap_database_errors, raw.lock:
+    with connection.wrap_database_errors:
         raw.pgconn.send_query(b"COMMIT")
         try:
             return work()
@@ -265,11 +278,13 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
             cursor.execute(last.text, values)
     else:
+        state = vars(raw)[STATE]
         try:
-            _send(connection, last.filled(raw, values) + b"; COMMIT")
+            _send(connection, last.filled(raw, state, values) + b"; COMMIT")
         except DatabaseError as error:
             _go_on_by_text(raw, error)
             raise
+        setattr(raw, STATE, state.after(last.call))
 
 
 def roll_back(connection: Any, error: DatabaseError) -> bool:
@@ -284,28 +299,28 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
     """Switch the connection to SQL text if a prepared statement is lost or its name is taken. Return True if so."""
-    if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE] not in (USED, PREPARED):
+    if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE].name not in ("used", "prepared"):
         return False
     setattr(raw, STATE, TEXT)
     return True
 
 
-def _send(connection: Any, message: bytes, *, claims: bool = False) -> Any:
+def _send(connection: Any, message: bytes) -> Any:
     """Send a message, and return the result of its last statement. psycopg's errors become Django's.
 
-    A claim may have to wait for a migration. During this wait, as with Django's cursor, signals are handled, and Ctrl-C
-    also makes the server stop waiting. With libpq's own wait, neither happens, and if a pooler closes the connection,
-    only the last error is shown.
+    A claim may have to wait for a migration, and a COMMIT for a standby. During this wait, as with Django's cursor,
+    signals are handled, and Ctrl-C also makes the server stop waiting. With libpq's own wait, neither happens, and if a
+    pooler closes the connection, only the last error is shown.
+
+    psycopg's lock is not taken: no other thread uses Django's connection, and an exception could leave it locked.
     """
     raw = connection.connection
-    with connection.wrap_database_errors, raw.lock:
+    with connection.wrap_database_errors:
         if _in_gevent():
             raw.pgconn.send_query(message)
             results = raw.wait(generators.execute(raw.pgconn))
-        elif claims:
-            results = _attentively(raw, message)
         else:
-            results = [raw.pgconn.exec_(message)]
+            results = _attentively(raw, message)
         if results[-1].status not in DONE:
             # A server or pooler first reports why it is closing the connection; libpq then adds its own, vaguer error.
             first = next(result for result in results if result.status not in DONE)
