@@ -195,3 +195,15 @@ def test_deep_json_is_a_body_like_any_other(client: Client, depth: int) -> None:
     answers = [client.post("/swallow", body, content_type="application/json", headers=headers) for _ in range(2)]
     assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "true"]
     assert answers[1].content == str(2 * depth).encode()
+
+
+def test_a_value_that_is_deeper_than_python_shows_is_compared_by_its_bytes(rf: RequestFactory) -> None:
+    """Python 3.13 parses a list of 9,989 levels, and shows one of fewer."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    one, same, other = (
+        fingerprint_of(request, resolve(), request, lambda *read: deep)
+        for request in (rf.post("/", body, content_type="application/json") for body in ("[1]", "[1]", "[2]"))
+    )
+    assert one == same != other

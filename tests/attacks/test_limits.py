@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from django_idempotency import Idempotency, get_operation, idempotent
 from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.outcomes import Conflicted
 from django_idempotency.engine.request.callers import scope_of
+from django_idempotency.engine.request.fingerprints import fingerprint_of, payload_of
 from django_idempotency.engine.request.problems import problem_of, respond
 from django_idempotency.models import IdempotencyKey
 from tests.at_rest import OLD
@@ -146,3 +148,19 @@ def watched() -> str:
         shown = " ".join(query for (query,) in cursor.fetchall())
         cursor.execute("RESET ROLE")
     return shown
+
+
+def test_a_planted_csrf_cookie_merges_two_visitors(rf: RequestFactory) -> None:
+    """Whatever sessions they have."""
+    visitors: list[Any] = [rf.post("/", headers={"Cookie": f"csrftoken=planted; sessionid={who}"}) for who in "ab"]
+    for visitor in visitors:
+        visitor.csrf_processing_done, visitor.META["CSRF_COOKIE"] = True, "planted"
+    assert len({scope_of(visitor, resolve()) for visitor in visitors}) == 1
+
+
+def test_a_false_label_hides_that_a_body_was_cut_off(rf: RequestFactory) -> None:
+    """If a middleware has read the body; without one, it is refused: tests/compared/test_bodies.py."""
+    sent: Any = {"headers": {"Content-Encoding": "gzip"}, "wsgi.input": BytesIO(b'{"a":')}
+    request = rf.generic("POST", "/", b'{"a":1}', content_type="application/json", **sent)
+    assert request.body == b'{"a":'
+    assert fingerprint_of(request, resolve(), request, payload_of)

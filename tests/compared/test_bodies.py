@@ -267,3 +267,16 @@ def test_a_parsed_form_with_an_object_says_what_is_to_be_done(rf: RequestFactory
     request = rf.post("/", {"a": "1"})
     with pytest.raises(TypeError, match=r"<object object .*cannot be compared with a retry's\. Pass fingerprint=\."):
         fingerprint_of(request, resolve(), request, parsed_as(lambda: {"a": object()}))
+
+
+def test_bytes_of_a_patch_that_are_no_text_are_told_apart(rf: RequestFactory) -> None:
+    """The view may read them, although Django's parser would replace both. A file holds any bytes."""
+
+    def patched(value: bytes, name: str = "") -> bytes:
+        head = b'--B\r\nContent-Disposition: form-data; name="f"' + (f'; filename="{name}"'.encode() if name else b"")
+        body = head + b"\r\n\r\n" + value + b"\r\n--B--\r\n"
+        return of(rf.generic("PATCH", "/", body, content_type="multipart/form-data; boundary=B"))
+
+    assert patched(b"\xff") != patched(b"\xfe")
+    assert patched(b"\xff", "a") != patched(b"\xfe", "a")
+    assert patched("é".encode()) == patched("é".encode())

@@ -291,3 +291,14 @@ def test_a_form_with_a_file_has_no_button(file: Any, client: Client) -> None:
     client.post("/pay/", headers={"Idempotency-Key": "one"})
 
     assert pages == [(409, file is None)]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("item", [{"item": "'" * 200_000}, {f"item{number}": "1" for number in range(1_500)}])
+def test_a_form_that_would_fill_the_page_is_not_repeated(item: Any, client: Client, settings: Any) -> None:
+    """As hidden fields, it could be six times as long, and Django reads no form with so many fields."""
+    settings.IDEMPOTENCY = {"PAUSED": True}
+    answer = client.post("/order/", item, headers=BROWSER)
+    assert (answer.status_code, answer["Content-Type"]) == (503, "text/html; charset=utf-8")
+    assert b"<input" not in answer.content
+    assert len(answer.content) < 5_000

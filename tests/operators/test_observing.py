@@ -219,3 +219,15 @@ def test_a_body_that_was_lost_is_not_taken_for_an_empty_one(
     sent: Any = {"headers": {"Idempotency-Key": "k"}, "wsgi.input": Gone()}
     with pytest.raises(error):
         view(rf.generic("POST", "/", b"a=1&b=2", content_type=content_type, **sent))
+
+
+def test_an_upload_that_was_cut_off_is_no_error_of_ours(rf: RequestFactory, caplog: pytest.LogCaptureFixture) -> None:
+    """Any client can send one, so there is one line and no traceback. The view decides what becomes of it."""
+    view = idempotent(observe=True)(lambda request: JsonResponse({}))
+    sent: Any = {"headers": {"Idempotency-Key": "k"}, "wsgi.input": BytesIO(b"a"), "CONTENT_LENGTH": "10"}
+    assert view(rf.generic("POST", "/", content_type="text/plain", **sent)).status_code == 200
+    (record,) = (one for one in caplog.records if "without protection" not in one.getMessage())
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.getMessage() == (
+        "Observed: a request would have been refused with 400. The request's body ended before its Content-Length."
+    )

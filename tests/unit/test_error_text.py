@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from unicodedata import category
 
 import pytest
 
@@ -22,17 +24,17 @@ def fails() -> None:
 
 def test_class_and_place_without_the_message() -> None:
     """The message may quote a credential, a card number, or a row of the database."""
-    assert describe(caught(fails)) == f"ValueError: line 20 of {__name__}.fails"
+    assert describe(caught(fails)) == f"ValueError: line 22 of {__name__}.fails"
 
 
 def test_the_place_is_in_the_projects_own_code() -> None:
     """A line of a library says nothing about the view."""
-    assert describe(caught(json.loads, "{")) == f"json.decoder.JSONDecodeError: line 15 of {__name__}.caught"
+    assert describe(caught(json.loads, "{")) == f"json.decoder.JSONDecodeError: line 17 of {__name__}.caught"
 
 
 def test_a_line_of_this_package_is_not_the_place() -> None:
     """The line that has called the package is: an operator reads the project's code."""
-    assert describe(caught(check_key, "")) == f"{InvalidKey.__module__}.InvalidKey: line 15 of {__name__}.caught"
+    assert describe(caught(check_key, "")) == f"{InvalidKey.__module__}.InvalidKey: line 17 of {__name__}.caught"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_generated_code_and_packages_elsewhere_are_not_the_place(file: str) -> N
     """No file of the project has such a line."""
     names: dict[str, object] = {"__name__": "generated"}
     exec(compile("def work():\n    raise ValueError", file, "exec"), names)
-    assert describe(caught(names["work"])) == f"ValueError: line 15 of {__name__}.caught"
+    assert describe(caught(names["work"])) == f"ValueError: line 17 of {__name__}.caught"
 
 
 def test_an_error_without_a_place_is_its_class() -> None:
@@ -75,3 +77,10 @@ def test_tags_and_soft_hyphens_are_shown() -> None:
     """Their escapes are longer, or shorter. What has a width stays as it is."""
     assert without_controls("a\xadb\U000e0041c") == r"a\xadb\U000e0041c"
     assert without_controls("Grüße 10\xa0€ \u4e2d\U0001f600") == "Grüße 10\xa0€ \u4e2d\U0001f600"
+
+
+def test_every_format_character_is_shown() -> None:
+    """All that this Python's Unicode calls so, and the places that Unicode keeps for more of them."""
+    formats = [chr(code) for code in range(sys.maxunicode + 1) if category(chr(code)) == "Cf"]
+    hidden = [*formats, *map(chr, range(0xFFF0, 0xFFFC)), "\u2800", "\U0001d159"]
+    assert [f"U+{ord(one):04X}" for one in hidden if without_controls(one) == one] == []

@@ -13,10 +13,13 @@ MAX_LENGTH = 500
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """The directories that contain Python and installed packages, and none of the project's own code."""
 HIDDEN = re.compile(
-    CONTROLS.pattern[:-1] + r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff9-\ufffb"
-    r"\U000e0000-\U000e0fff]"
+    CONTROLS.pattern[:-1]
+    + r"\xad\u034f\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    r"\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Invisible characters: those in `CONTROLS`, which must never change because rows depend on it, and all others."""
+"""Invisible characters: those in `CONTROLS`, which must never change because rows depend on it, and all others. All
+that Unicode calls format characters are among them."""
 INSTALLED = re.compile(r"^<|(^|[\\/])(site|dist)-packages[\\/]")
 """Generated code, such as "<string>", and packages installed elsewhere, for example in a user's folder."""
 OURS = "django_idempotency."

@@ -126,7 +126,11 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
         payload = selected(payload, chosen, form=content_type in (FORM, MULTIPART))
     named = tuple((request.content_params or {}).items())
     parameters = _parameters(named, request.encoding, settings.DEFAULT_CHARSET)
-    return fingerprint("request 4", ascii((method, target, query, _kind(content_type), parameters, payload)))
+    parts = method, target, query, _kind(content_type), parameters
+    try:
+        return fingerprint("request 4", ascii((*parts, payload)))
+    except RecursionError:  # a parser may read a deeper value than `ascii` does
+        return fingerprint("request 4", ascii((*parts, sha256(request.body).digest())))
 
 
 def _kind(content_type: str) -> str:
@@ -256,8 +260,9 @@ def _patched(request: HttpRequest, body: bytes) -> Any:
             form = _grouped(fields, files)
     except (*UNREADABLE, LookupError, ValueError) as error:
         raise Unparsable from error
-    if not form:
-        raise Unparsable  # Django finds nothing if the body lacks the boundary
+    # Django finds nothing if the body lacks the boundary, and replaces bytes that are no text, which the view may read.
+    if not form or r"\ufffd" in ascii(form):
+        raise Unparsable
     return form
 
 

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any, assert_never
 
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from django.http.multipartparser import MultiPartParserError
 from django.shortcuts import render
 from django.template import TemplateDoesNotExist
 from django.utils.cache import add_never_cache_headers, patch_vary_headers
@@ -35,6 +36,10 @@ TYPE = "urn:django-idempotency:"
 own phrase as the title (RFC 9457 section 4.2.1)."""
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
+UNREAD = (RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent, MultiPartParserError, UnreadablePostError)
+"""What Django raises for a form that it does not read."""
+LONGEST_FORM = 128 * 1024
+"""In characters. As a page's hidden fields, a form may be many times as long: `'` becomes `&#x27;`."""
 DESCRIBED = frozenset({400, 409, 422})
 """The statuses of responses that link to the project's documentation about its keys."""
 
@@ -307,8 +312,9 @@ def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
             return None  # a form can't send another one, and as a POST it would be another request
         if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
             return None
-        return [(name, value) for name, values in request.POST.lists() for value in values]
-    except RequestDataTooBig:  # Django does not read this form
+        fields = [(name, value) for name, values in request.POST.lists() for value in values]
+        return fields if sum(len(name) + len(value) for name, value in fields) <= LONGEST_FORM else None
+    except UNREAD:
         return None
 
 

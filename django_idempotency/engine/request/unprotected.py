@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from django.core.exceptions import BadRequest
 from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
@@ -87,5 +88,8 @@ def safely(work: Callable[[], T]) -> T | None:
         if is_limit(error) or isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
             raise  # otherwise the request would outlive its limit, or the view would get an empty body
         with harmless():
-            logger.exception("Observing an idempotency key failed; the request goes on.")
+            if isinstance(error, BadRequest):  # such as an upload that was cut off, which any client can do
+                logger.warning("Observed: a request would have been refused with 400. %s", error)
+            else:
+                logger.exception("Observing an idempotency key failed; the request goes on.")
         return None

@@ -29,7 +29,9 @@ class Distributions:
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """Built out of the checkout."""
+    """Built out of the checkout; or, for a release, those that will be published, in the folder `BUILT`."""
+    if built := os.environ.get("BUILT"):
+        return found_in(Path(built))
     return build(ROOT, tmp_path_factory.mktemp("dist"))
 
 
@@ -48,7 +50,11 @@ def rebuilt(distributions: Distributions, tmp_path_factory: pytest.TempPathFacto
 def build(source: Path, target: Path) -> Distributions:
     pytest.importorskip("build", reason="builds and installs: tox run -e packaging")
     run(sys.executable, "-m", "build", "--outdir", target, source)
-    (sdist,), (wheel,) = target.glob("*.tar.gz"), target.glob("*.whl")
+    return found_in(target)
+
+
+def found_in(folder: Path) -> Distributions:
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Distributions(sdist, wheel)
 
 

@@ -30,6 +30,18 @@ def test_each_action_is_named_by_the_hash_of_its_code() -> None:
     assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
 
 
+def test_what_is_published_is_what_was_checked() -> None:
+    """The checks look into the files of the job that builds, and nothing is built for them alone."""
+    build, check, publish = re.split(r"^  (?:check|publish):\n", WORKFLOWS["release.yml"], flags=re.MULTILINE)
+    (upload,), (downloaded,), (published,) = (
+        re.findall(rf"actions/{which}-artifact@.*\n +with:\n +name: (dist)\n +path: dist/", job)
+        for which, job in (("upload", build), ("download", check), ("download", publish))
+    )
+    assert upload == downloaded == published
+    assert re.search(r"BUILT: \$\{\{ github\.workspace \}\}/dist\n +run: python -m tox run -e packaging", check)
+    assert "SOURCE_DATE_EPOCH" not in build  # the check's own build has no such date, and its bytes would differ
+
+
 def test_what_is_published_is_built_where_nothing_else_is_installed() -> None:
     """The packages that the checks need could change it, and only the job that uploads may ask for a token."""
     jobs = dict(
@@ -41,5 +53,5 @@ def test_what_is_published_is_built_where_nothing_else_is_installed() -> None:
         "build": [("build", "")],
         "publish": [],
     }
-    assert "needs: [check, build]" in jobs["publish"]
+    assert "needs: [build, check]" in jobs["publish"]
     assert [name for name, text in jobs.items() if "id-token" in text] == ["publish"]
