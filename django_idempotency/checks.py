@@ -171,7 +171,7 @@ def check_urls() -> Iterator[CheckMessage]:
         yield Warning(
             f"{place} with a lease. After ttl the same key runs again, a gateway that still knows its "
             "derived key answers with the first charge, and one payment buys two orders.",
-            hint='Leave ttl out, which means 30 days, or pass late_keys="refuse".',
+            hint='Leave ttl out, which means 35 days, or pass late_keys="refuse".',
             id="django_idempotency.W009",
         )
     leased = ((answers.view, options) for answers, options in declared if options.policy and not options.backend)

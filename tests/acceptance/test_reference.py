@@ -35,7 +35,7 @@ IN_WORDS = {
     "operation": "method and route",
     "key": "the header",
     "record": "below 500, not 401, 403, 408, 412, 423, 425, 429",
-    "ttl": "24 hours; 30 days with `lease`",
+    "ttl": "24 hours; 35 days with `lease`",
     "using": "the write alias",
 }
 

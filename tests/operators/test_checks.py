@@ -199,7 +199,7 @@ def test_w009_a_leased_key_that_gateways_outlive(
                 "tests.operators.test_checks.not_called: ttl=604799 with a lease. After ttl the same key runs again, "
                 "a gateway that still knows its derived key answers with the first charge, and one payment buys two "
                 "orders.",
-                'Leave ttl out, which means 30 days, or pass late_keys="refuse".',
+                'Leave ttl out, which means 35 days, or pass late_keys="refuse".',
             )
         ]
         * warned
@@ -214,7 +214,7 @@ def not_called(request: HttpRequest) -> HttpResponse:
     ("options", "expected"),
     [
         ({"on_abandoned": "hold"}, ["E007"]),
-        ({"lease": 2_592_000}, ["E007"]),
+        ({"lease": 3_024_000}, ["E007"]),
         ({"lease": 60, "in_progress_status": 202}, ["E008"]),
         ({"lease": 60, "on_abandoned": "hold"}, []),
     ],

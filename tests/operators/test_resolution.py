@@ -96,10 +96,10 @@ def test_a_decision_does_not_shorten_the_life_of_a_key(post: Post, in_doubt: Ide
 
 @pytest.mark.parametrize("decision", range(3))
 def test_a_decision_keeps_the_key_as_long_as_leased_keys_are_kept(in_doubt: IdempotencyKey, decision: int) -> None:
-    """Counted from the decision: for 30 days, or for the `ttl` of the project."""
+    """Counted from the decision: for 35 days, or for the `ttl` of the project."""
     IdempotencyKey.objects.update(expires_at=timezone.now())
     decisions(in_doubt)[decision]()
-    assert abs(row().expires_at - row().updated_at - timedelta(days=30)) < timedelta(minutes=1)
+    assert abs(row().expires_at - row().updated_at - timedelta(days=35)) < timedelta(minutes=1)
     assert [(made.by, made.reason, made.attempt) for made in decisions_of(row())] == [("", "", 1)]
 
 

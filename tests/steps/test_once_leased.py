@@ -167,7 +167,7 @@ def test_a_ttl_that_gateways_outlive_is_logged_once(caplog: pytest.LogCaptureFix
     """By the first call of `run_once`, and where `once` is written: one payment could buy two orders."""
     text = (
         "{}: ttl={} with a lease. After ttl the same key runs again, a gateway that still knows its derived key "
-        "answers with the first charge, and one payment buys two orders. Leave ttl out, which means 30 days."
+        "answers with the first charge, and one payment buys two orders. Leave ttl out, which means 35 days."
     )
     for key in "abc":
         run_once(charged, scope="s", key=key, lease=60, ttl=3600, operation="short")

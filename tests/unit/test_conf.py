@@ -112,12 +112,12 @@ def test_defaults() -> None:
 def test_a_leased_key_is_kept_for_a_month(settings: Any) -> None:
     """Longer than gateways remember its derived keys. A `ttl` that is given anywhere wins."""
     leased = Idempotency(lease=60)
-    assert (resolve(leased).ttl_seconds, resolve(LEASED).ttl_seconds) == (2_592_000.0, 2_592_000.0)
+    assert (resolve(leased).ttl_seconds, resolve(LEASED).ttl_seconds) == (3_024_000.0, 3_024_000.0)
     assert resolve(leased, Idempotency(ttl=120)).ttl_seconds == 120.0
     settings.IDEMPOTENCY = {"TTL": 3600}
     assert (resolve(leased).ttl_seconds, resolve(LEASED).ttl_seconds) == (3600.0, 3600.0)
     settings.IDEMPOTENCY = {"LEASE": 60, "RECONCILE": len}
-    assert resolve(LEASED).ttl_seconds == 2_592_000.0
+    assert resolve(LEASED).ttl_seconds == 3_024_000.0
 
 
 def test_layers_fall_through(settings: Any) -> None:

@@ -39,7 +39,7 @@ COMPARED = check.must(
 
 
 OnAbandoned = Literal["retry-keyed", "retry", "hold"]
-LEASED_TTL = timedelta(days=30)
+LEASED_TTL = timedelta(days=35)
 """The default of `ttl` with `lease`. See Note [A key outlives the gateway's memory of it]."""
 
 SHORT_TTL = timedelta(days=7)
@@ -48,7 +48,7 @@ SHORT_TTL = timedelta(days=7)
 # Note [A key outlives the gateway's memory of it] The same key always leads to the same derived key. If a request with
 # that key runs again after `ttl`, and the gateway still remembers the derived key, then the gateway answers with the
 # first charge, and the view creates another order: one payment buys several orders. Gateways remember keys for anything
-# from a few hours to 30 days; see docs/leased.md for the figures and their sources.
+# from a few hours to 30 days, and the default is longer; see docs/leased.md for the figures and their sources.
 
 
 # Comparing by identity (`eq=False`) makes these objects fast dict keys.
@@ -64,7 +64,7 @@ class Idempotency:
     """
 
     ttl: timedelta | float = option(timedelta(hours=24), check.duration(1), leased=LEASED_TTL)
-    """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 30 days with a lease."""
+    """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 35 days with a lease."""
     required: bool = option(True, check.YES_OR_NO)
     """With True, a request without a key is answered with 400. With False, its view runs unprotected."""
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)

@@ -174,7 +174,7 @@ def warn_of_gateways(operation: str, options: Idempotency) -> None:
 def _warn_once(operation: str, ttl: str) -> None:
     logger.warning(
         "%s: ttl=%s with a lease. After ttl the same key runs again, a gateway that still knows its derived "
-        "key answers with the first charge, and one payment buys two orders. Leave ttl out, which means 30 days.",
+        "key answers with the first charge, and one payment buys two orders. Leave ttl out, which means 35 days.",
         operation,
         ttl,
     )
