@@ -11,6 +11,7 @@ from django.core.management.color import no_style
 from django.db import connection
 from django.test import Client
 
+from tests.interrupts.strikes.figures import pytest_terminal_summary  # noqa: F401
 from tests.sql import isolated
 
 pytest.register_assert_rewrite(  # they assert, and are no test modules

@@ -94,11 +94,12 @@ def scope_of(
     """
     if options.scope is None or default:
         return caller_of(request, handed_on(request), options)
-    token = _asked_for.set(options)
-    try:
+    before = _asked_for.get()
+    try:  # with a token for `reset`, an exception could strike before there is one
+        _asked_for.set(options)
         scope = options.scope(request)
     finally:
-        _asked_for.reset(token)
+        _asked_for.set(before)
     if not isinstance(scope, str) or not scope:
         raise IdempotencyConfigurationError(f"scope={options.scope!r} returned {scope!r}; return a non-empty str.")
     return scope
