@@ -6,7 +6,7 @@ from django.utils.translation import gettext_lazy as _
 
 class IdempotencyAppConfig(AppConfig):
     name = "django_idempotency"
-    verbose_name = _("Idempotency keys")
+    verbose_name = _("Idempotency")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

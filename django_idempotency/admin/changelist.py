@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any
@@ -13,17 +12,18 @@ from django.contrib.auth import get_permission_codename, get_user_model
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.text import capfirst
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.conf import get_settings
 from ..engine.request.callers import scope_of_user
 from ..engine.stores.states import STATES
-from ..exceptions import IdempotencyConfigurationError
 from ..maintenance.erasure import of_scope
-from ..maintenance.lookups import find_key, refers_to, running_transactions
-from ..maintenance.renamed import operations_without_a_route
+from ..maintenance.lookups import find_key, refers_to
 from ..models import IdempotencyKey
 from . import overview
+from .headline import headline
 from .links import show
 from .texts import SHAPES, moment, readable_operation
 
@@ -48,6 +48,11 @@ class BoundedChangeList(ChangeList):
     `?o=` cannot change the order, because that would mean sorting the whole table.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Django's own title, "Select idempotency key to view", would stand above an alarm.
+        self.title = str(capfirst(self.opts.verbose_name_plural))
+
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["pk"] if self._oldest_first else ["-pk"]
 
@@ -66,6 +71,11 @@ class BoundedChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         show(self.result_list, self.model_admin, request)
+        self.names_searched, self.needed = request.user.has_perm(view_users()), view_users()
+        if not self.names_searched:
+            self.search_help_text = gettext(
+                "The complete key as the client sent it, its reference in the log, or a resource (“59”, “order 59”)."
+            )
         self.runbook = get_settings().runbook_url
         self.advice: Any = STATES[self._state].to_do if self._state in overview.NEEDING else ""
         if self._state == "attention":
@@ -75,15 +85,10 @@ class BoundedChangeList(ChangeList):
         # The overview takes several queries, so it is shown only on the first page, and only if no search or filter is
         # active.
         if not request.GET:
-            self.overview = overview.overview(self.root_queryset)
-            self.attention = overview.attention(self.overview)
-            open_ = running_transactions(using=self.root_queryset.db) or []
-            self.hanging, self.open = overview.hanging(open_), len(open_)
+            self.headline = headline(self.model_admin, request, self.root_queryset)
             model_admin: Any = self.model_admin
             if model_admin.has_resolve_permission(request):
-                with suppress(IdempotencyConfigurationError):
-                    self.lost = operations_without_a_route(using=self.root_queryset.db)
-                self.running = open_[:RUNNING]
+                self.running = self.headline.open[:RUNNING]
 
     def _oldest_looked_at(self) -> str:
         keys = overview.latest(self.root_queryset, overview.FILTERED).order_by("pk")
@@ -138,6 +143,12 @@ class OperationFilter(admin.SimpleListFilter):
         return queryset.none() if "\0" in operation else queryset.filter(operation=operation)
 
 
+def view_users() -> str:
+    """The permission without which a search doesn't find the keys of a user by the user's name."""
+    users = get_user_model()._meta
+    return f"{users.app_label}.{get_permission_codename('view', users)}"
+
+
 def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     """Find the keys that match the text, which may be a key, a resource or a caller.
 
@@ -163,7 +174,7 @@ def _scopes(text: str, request: HttpRequest) -> set[str]:
     """
     users = get_user_model()
     scopes = {text}
-    if request.user.has_perm(f"{users._meta.app_label}.{get_permission_codename('view', users._meta)}"):
+    if request.user.has_perm(view_users()):
         for user in users._default_manager.filter(**{users.USERNAME_FIELD: text})[:1]:
             scopes.add(scope_of_user(user))
     return scopes

@@ -108,6 +108,10 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         **model_admin.admin_site.each_context(request),
         "title": decision.label,
         "opts": IdempotencyKey._meta,
+        "original": decision.label
+        if "action" in request.POST
+        else f"{decision.label}: {keys[0].operation} {keys[0].row.reference}",
+        "has_view_permission": True,
         "media": model_admin.media + form.media,
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 from django.contrib.admin.utils import quote
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Q
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 
+from ..engine.stores.sealing import unseal
+from ..exceptions import NotDecryptable
 from ..maintenance.facts import facts_of
 from ..models import IdempotencyKey
 from .story import Story
-from .texts import badge, encodable, readable_operation, shortened
+from .texts import NOTHING, badge, encodable, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
 """The scope of a user whose row is in the default database. See `scope_of_user`."""
 TEXT_LENGTH = 24
 """How many characters of a caller or a resource the list shows."""
+AMOUNTS = ("amount", "total")
+"""The members of a step's result that name an amount, as gateways and carts call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +53,22 @@ class Shown(Story):
     def name(self) -> str:
         """The key and its reference, or the reference alone for people who may not see secrets."""
         return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
+
+    @cached_property
+    def amount(self) -> str:
+        """The amount that a step has returned, with its currency, as it is stored; empty if no step names one, or if
+        this person may not see results.
+        """
+        for step in self.steps if self.secrets else ():
+            with suppress(NotDecryptable, RecursionError, ValueError):
+                kept = json.loads(unseal(self.row, "result", step.result, step.name) or "null")
+                value = kept.get("value") if isinstance(kept, dict) else None
+                if isinstance(value, dict) and (
+                    found := next((value[a] for a in AMOUNTS if _is_sum(value.get(a))), "")
+                ):
+                    currency = value.get("currency")
+                    return encodable(f"{found} {currency if isinstance(currency, str) else ''}".strip())
+        return ""
 
     @property
     def badge(self) -> Any:
@@ -69,12 +97,13 @@ def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest,
     Args:
         read: what to read of the steps, as in `facts_of`.
     """
-    secrets = request.user.has_perm("django_idempotency.view_response")
+    rows, secrets = list(rows), request.user.has_perm("django_idempotency.view_response")
+    names = _names(model_admin, request, [row.scope for row in rows])
     for facts in facts_of(rows, **read):
         row: Any = facts.row
         account = ACCOUNT.fullmatch(row.scope)
-        caller = _linked(model_admin, request, *account.groups()) if account else None
-        resource = "-"
+        caller = _linked(model_admin, request, *account.groups(), name=names.get(row.scope)) if account else None
+        resource: Any = NOTHING
         if row.resource_id:
             type_, id_ = str(row.resource_type or ""), str(row.resource_id)
             resource = _linked(model_admin, request, type_, id_) or shortened(_named(type_, id_), TEXT_LENGTH)
@@ -86,11 +115,32 @@ def _named(type_: str, id_: str) -> str:
     return f"{type_.rpartition('.')[2].lower()} {id_}".strip()
 
 
-def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any:
+def _is_sum(value: Any) -> bool:
+    return isinstance(value, int | float | str) and not isinstance(value, bool) and len(str(value)) < TEXT_LENGTH
+
+
+def _names(model_admin: Any, request: HttpRequest, scopes: list[str]) -> dict[str, str]:
+    """Return the user names of the callers that are users whom this person may see, by their scope, in one query."""
+    users = get_user_model()
+    page = model_admin.admin_site._registry.get(users)
+    if page is None or not page.has_view_permission(request):
+        return {}
+    found: dict[Any, str] = {}
+    for scope in scopes:
+        account = ACCOUNT.fullmatch(scope)
+        if account and account[1].lower() == users._meta.label_lower:
+            with suppress(TypeError, ValidationError, ValueError):  # a scope of the project that only looks like ours
+                found[users._meta.pk.to_python(account[2])] = scope
+    rows = users._default_manager.using(DEFAULT_DB_ALIAS).filter(reduce(or_, (Q(pk=pk) for pk in found), Q(pk__in=[])))
+    return {found[user.pk]: user.get_username() for user in rows if user.pk in found}
+
+
+def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str, *, name: str | None = None) -> Any:
     """Link to an object's admin page, or return None if there is no such page or the user may not see it.
 
     Args:
         type_: a model's label, or just its name if only one model in the admin has that name.
+        name: the text of the link; default: the model's name and the id.
     """
     site = model_admin.admin_site
     models = [model for model in site._registry if type_.lower() in (model._meta.label_lower, model._meta.model_name)]
@@ -98,4 +148,4 @@ def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str) -> Any
         return None
     view = f"admin:{models[0]._meta.app_label}_{models[0]._meta.model_name}_change"
     page = reverse(view, args=[quote(id_)], current_app=site.name)
-    return format_html('<a href="{}">{}</a>', page, shortened(_named(type_, id_), TEXT_LENGTH))
+    return format_html('<a href="{}">{}</a>', page, shortened(name or _named(type_, id_), TEXT_LENGTH))

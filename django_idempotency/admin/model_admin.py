@@ -27,7 +27,7 @@ from .export import export
 from .forms import DECISIONS
 from .links import Shown, show, shown
 from .overview import same_caller, same_key, same_request
-from .texts import moment, readable_error, readable_response, shortened
+from .texts import NOTHING, moment, readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
 
@@ -76,7 +76,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """
 
     actions = (answer_selected, release_selected)
-    list_display = ("short_key", "resource", "route", "caller", "state", "age", "status_code")
+    list_display = ("short_key", "resource", "route", "caller", "state", "age", "answered")
     list_filter = (StateFilter, OperationFilter)
     sortable_by = ()
     # To show the counts beside a filter's choices (facets), Django would count every key in the table.
@@ -94,15 +94,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             None,
             {
                 "fields": (
-                    "full_key",
-                    "resource",
-                    "route",
-                    "caller",
-                    "full_scope",
-                    "policy",
-                    "attempt",
-                    "worker",
-                    "error",
+                    ("full_key", "full_scope"),
+                    ("policy", "attempt"),
+                    ("worker", "error"),
                 )
             },
         ),
@@ -118,6 +112,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     caller = _field(_("caller"), lambda key: key.caller)
     full_scope = _field(_("scope"), lambda key: key.scope)
     state = _field(_("state"), lambda key: key.badge)
+    answered = _field(_("HTTP"), lambda key: key.row.status_code or NOTHING)
     age = _field(_("age"), lambda key: timesince(key.row.created_at, depth=1))
     error = _field(
         _("last error"),
@@ -166,6 +161,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> tuple[QuerySet[IdempotencyKey], bool]:
         return search(queryset, search_term, request), False
 
+    def get_fieldsets(self, request: HttpRequest, obj: IdempotencyKey | None = None) -> Any:
+        """Leave the response out while there is none."""
+        every = super().get_fieldsets(request, obj)
+        return every if obj is None or obj.status_code is not None else every[:-1]
+
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> IdempotencyKey | None:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
@@ -194,6 +194,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "last_decision": last_decision(key),
             "others": _others(self.get_queryset(request), key.row),
             "runbook": get_settings().runbook_url,
-            "subtitle": f"{key.operation} {key.row.reference}",
+            "title": f"{key.operation} {key.row.reference}",
+            "subtitle": None,
         }
         return super().render_change_form(request, context, *args, **kwargs)

@@ -26,6 +26,8 @@ FORMAT = "%Y-%m-%d %H:%M:%S"
 SHOWN = 64 * 1024
 """The maximum number of bytes of text that a page shows."""
 ENCRYPTED = gettext_lazy("Encrypted. To see the text, you need the permission “Can view stored response bodies”.")
+NOTHING = format_html('<span class="{}">-</span>', "idempotency-empty")
+"""An empty cell. On a phone, where keys are cards, it isn't shown."""
 SHAPES = {"in_doubt": "?", "half_done": "◐", "stuck": "▲", "failed": "✕", "in_flight": "▶", "completed": "✓"}
 """The shape before each state's name, so that readers don't depend on colours. Each state has a CSS class."""
 

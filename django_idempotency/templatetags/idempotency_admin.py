@@ -7,6 +7,7 @@ from typing import Any
 
 from django import template
 from django.db import transaction
+from django.templatetags.static import static
 from django.urls import NoReverseMatch, reverse
 
 from ..engine.conf import get_settings
@@ -32,22 +33,20 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         return {"address": None}
     # Importing our admin registers its pages, so it is imported only now that the site is known to have key pages.
     from ..admin.decisions import NAME
-    from ..admin.overview import attention, hanging, overview
-    from ..maintenance.lookups import running_transactions
+    from ..admin.headline import headline
 
     try:
         address = reverse(f"admin:{NAME}_changelist", current_app=site.name)
     except NoReverseMatch:
         return {"address": None}
-    switched = {"address": address, "paused": _paused()}
+    page = {"address": address, "styles": _styles(), "paused": _paused()}
     try:
         keys = model_admin.get_queryset(request)
         with transaction.atomic(using=keys.db):  # an error must not break the page's transaction
-            open_ = running_transactions(using=keys.db) or ()
-            return switched | {"number": attention(overview(keys)), "hanging": hanging(open_)}
+            return page | {"headline": headline(model_admin, request, keys)}
     except Exception:  # the page is Django's, and must not break
         logger.exception("The admin's index page could not count the keys that need attention.")
-        return switched | {"number": None}
+        return page
 
 
 def _paused() -> bool:
@@ -61,3 +60,11 @@ def _paused() -> bool:
     except Exception:
         logger.exception("IDEMPOTENCY['PAUSED'] failed: it is unknown whether requests are paused.")
         return False
+
+
+def _styles() -> str:
+    """The address of our style sheet, or "" if the project has not collected it: Django's page does without."""
+    try:
+        return static("django_idempotency/admin.css")
+    except ValueError:
+        return ""

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import make_key
 from tests.browser.doubts import LIST_PAGE, fail_in_doubt
 from tests.leased_urls import GATEWAY
+from tests.step_rows import add_step
 
 WIDER = """[document.documentElement, ...document.querySelectorAll(".results")]
     .filter(box => box.scrollWidth > box.clientWidth + 1)
@@ -95,6 +97,44 @@ def test_links_are_underlined_the_search_has_a_name_and_a_phone_reaches_the_filt
     assert admin.evaluate("document.querySelector('#searchbar').getBoundingClientRect().width") > 200
     admin.get_by_role("link", name="Filter").click()
     assert admin.evaluate("document.querySelector('#changelist-filter').getBoundingClientRect().top") < 800
+
+
+SMALL = """[...document.querySelectorAll(
+    ".idempotency-overview a, .idempotency-story a, .idempotency-selected a, .idempotency-links a, "
+    + ".idempotency-note a, .idempotency-copy, #result_list a, #result_list input, "
+    + "#changelist-filter a, .breadcrumbs a, #toolbar a, .checkbox-row input"
+)].map(one => [one, one.getBoundingClientRect()])
+    .filter(([one, box]) => box.height && (box.height < 24 || box.width < 24))
+    .map(([one, box]) => `${one.outerHTML} ${box.width} ${box.height}`)"""
+
+
+def test_on_a_phone_fingers_hit_what_they_aim_at_and_no_cell_is_a_bare_dash(admin: Any, client: Any) -> None:
+    """At least 24 pixels each way. A card shows only what there is."""
+    fail_in_doubt(client)
+    make_key("done", resource_type="order", resource_id="59")
+    admin.set_viewport_size({"width": 390, "height": 800})
+    doubt = IdempotencyKey.objects.get(status="failed").pk
+    for path in ("../../", "", "?state=in_doubt", f"{doubt}/change/", f"{doubt}/release/"):
+        admin.goto(f"{LIST_PAGE}{path}")
+        assert admin.evaluate(SMALL) == [], path
+    admin.goto(LIST_PAGE)
+    cards = admin.locator("#result_list tbody tr").all_inner_texts()
+    assert [[line.strip() for line in card.split("\n")].count("-") for card in cards] == [0, 0]
+    assert "order 59" in cards[0]
+
+
+def test_a_key_in_doubt_fits_one_window_with_its_customer_amount_and_decisions_on_top(admin: Any, client: Any) -> None:
+    """What a decision needs stands above the fold of a small laptop, the rest at most half a window below it."""
+    fail_in_doubt(client)
+    doubt = IdempotencyKey.objects.get()
+    result = '{"value": {"amount": 1999, "currency": "eur"}}'
+    add_step(doubt, "basket", "write", finished_at=timezone.now(), result=result)
+    admin.set_viewport_size({"width": 1280, "height": 720})
+    admin.goto(f"{LIST_PAGE}{doubt.pk}/change/")
+    assert "1999 eur" in admin.inner_text(".idempotency-story dl")
+    bottom = admin.evaluate("document.querySelector('.idempotency-decisions').getBoundingClientRect().bottom")
+    height = admin.evaluate("document.querySelector('#content').getBoundingClientRect().height")
+    assert (bottom < 720, height < 1080) == (True, True), (bottom, height)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -191,10 +191,10 @@ class TestLinks:
         return [(str(row.shown.resource), str(row.shown.caller)) for row in rows]
 
     def test_a_user_is_linked(self) -> None:
-        """For those who may see users; for others, the scope is shown."""
+        """By name, for those who may see users; for others, the scope is shown."""
         ada: User = UserFactory(username="ada")
         key = make_key(scope=f"user:auth.User:{ada.pk}")
-        link = f'<a href="{reverse("admin:auth_user_change", args=[ada.pk])}">user {ada.pk}</a>'
+        link = f'<a href="{reverse("admin:auth_user_change", args=[ada.pk])}">ada</a>'
         assert self.cells(staff(VIEW, "view_user"))[0][1] == link
         assert self.cells(staff(VIEW))[0][1] == f"user:auth.User:{ada.pk}"
         assert link in page_of(key, "view_user")

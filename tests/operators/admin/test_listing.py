@@ -100,7 +100,7 @@ class TestStates:
     def test_the_numbers_count_what_their_links_list(self, admin_client: Client) -> None:
         """And they add up: a key counts under its worst state."""
         page = admin_client.get(reverse(LIST))
-        found = page.context["cl"].overview
+        found = page.context["cl"].headline.numbers
         assert numbers(found) == {"in_flight": "2", "in_doubt": "3", "half_done": "2", "stuck": "1", "failed": "1"}
         assert str(attention(found)) == str(len(listed(admin_client, state="attention"))) == "6"
         for number in found:
@@ -112,7 +112,7 @@ class TestStates:
         settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
         IdempotencyKey.objects.filter(key="doubt").update(operation="POST a&b/")
         page = admin_client.get(reverse(LIST))
-        in_doubt = page.context["cl"].overview[0]
+        in_doubt = page.context["cl"].headline.numbers[0]
         oldest = IdempotencyKey.objects.get(key="stuck doubt").pk
         assert [(line["operation"], line["count"], line["oldest"]) for line in in_doubt.operations][1:] == [
             ("POST orders/", 2, oldest)
@@ -203,6 +203,37 @@ class TestFilters:
         assert listed(client, state="in_doubt", q="k-3") == ["k-3"]
         assert listed(client, state="in_doubt") == ["k-0", "k-1"]
         assert listed(client, operation="POST pay/") == ["done-9", "done-8", "done-7", "done-6", "done-5"]
+
+    def test_a_search_without_the_permission_for_users_says_what_it_has_not_searched(self) -> None:
+        """And which permission that needs. A user's keys aren't missing because nobody was allowed to look."""
+        ada: User = UserFactory(username="ada")
+        make_key(scope=f"user:auth.User:{ada.pk}")
+        told = {"without": staff(VIEW), "with": staff(VIEW, "view_user")}
+        pages = {name: client.get(reverse(LIST), {"q": "ada"}) for name, client in told.items()}
+        assert {name: len(page.context["cl"].result_list) for name, page in pages.items()} == {"without": 0, "with": 1}
+        texts = {name: page.content.decode() for name, page in pages.items()}
+        unsearched = "but not as a user name: for that, you need the permission auth.view_user."
+        assert {name: unsearched in text for name, text in texts.items()} == {"without": True, "with": False}
+        offered = "or a resource (“59”, “order 59”).", "a resource (“59”, “order 59”) or a user name."
+        assert [[text in page for text in offered] for page in texts.values()] == [[True, False], [False, True]]
+
+    def test_an_empty_search_offers_the_next_step(self, settings: Any) -> None:
+        """What a key looks like, what it means that there is none, and where to go from here."""
+        settings.IDEMPOTENCY = {"RUNBOOK_URL": "/runbook/"}
+        make_key("k-1")
+        empty, found = (staff(VIEW).get(reverse(LIST), {"q": text}).content.decode() for text in ("k-", "k-1"))
+        assert ("Nothing was found. A part of a text never matches" in empty, "Nothing was found." in found) == (
+            True,
+            False,
+        )
+        assert '<a href="?state=attention">The keys that need attention</a>' in empty
+        assert empty.count('<a href="/runbook/"') == 1
+
+    def test_the_title_asks_for_nothing(self, admin_client: Client) -> None:
+        """Django's, "Select idempotency key to view", would stand above an alarm."""
+        page = admin_client.get(reverse(LIST)).content.decode()
+        assert "<h1>Idempotency keys</h1>" in page
+        assert re.sub(r"\s+", " ", page).count("Idempotency</a> &rsaquo; Idempotency keys </div>") == 1
 
     def test_a_page_says_what_it_has_searched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is not listed may be older, and a number that stops says so."""
