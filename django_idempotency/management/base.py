@@ -19,6 +19,7 @@ from ..engine.protocol.error_text import without_controls
 from ..engine.stores import alias_for, store_for
 from ..exceptions import IdempotencyConfigurationError, IdempotencyError
 from ..models import IdempotencyKey
+from .schemas import all_schemas, in_schema
 
 NEED_ATTENTION = 3
 """The exit status if keys need attention. 1 is Django's status for errors, 2 is argparse's."""
@@ -100,17 +101,24 @@ class DatabasesCommand(IdempotencyCommand):
         )
         either.add_argument("--database", action="append", help=some)
         either.add_argument("--all-databases", action="store_true", help=every)
+        either = parser.add_mutually_exclusive_group()
+        some = "A tenant's PostgreSQL schema; default: the connection's own. May be repeated."
+        every = "Every schema that has a key table; with django-tenants, the tenants' schemas and the shared one."
+        either.add_argument("--schema", action="append", help=some)
+        either.add_argument("--all-schemas", action="store_true", help=every)
         parser.add_argument("--dry-run", action="store_true", help="Make no changes; only report what would be done.")
-        parser.add_argument("--max-seconds", type=float, metavar="S", help="Stop after S seconds on each database.")
+        limit = "Stop after S seconds on each database, or in each schema."
+        parser.add_argument("--max-seconds", type=float, metavar="S", help=limit)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        aliases, stop = _chosen(options), Event()
-        failed = attention = 0
+        stop, attention = Event(), 0
+        chosen, unreached = self._places(options)
+        failed = unreached
 
         def run() -> None:
             nonlocal failed, attention
-            for alias in aliases:
-                needs_attention = self._run(alias, len(aliases) > 1, options, stop)
+            for alias, schema in chosen:
+                needs_attention = self._run(alias, schema, len(chosen) > 1, options, stop)
                 failed += needs_attention is None
                 attention += bool(needs_attention)
                 if stop.is_set():
@@ -119,16 +127,37 @@ class DatabasesCommand(IdempotencyCommand):
         if received := stoppable(stop, run):
             raise SystemExit(128 + received[0])
         if failed:
-            raise CommandError(f"{failed} of {len(aliases)} databases failed.")
+            what = "databases" if all(schema is None for _, schema in chosen) else "schemas"
+            raise CommandError(f"{failed} of {len(chosen) + unreached} {what} failed.")
         if attention:
             where = get_settings().runbook_url or "the admin"
             raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
 
-    def _run(self, alias: str | None, one_of_several: bool, options: dict[str, Any], stop: Event) -> bool | None:
-        """Return whether keys need attention, or None if the database failed and others follow."""
-        name, self._began = f"{alias}: " if one_of_several else "", time.monotonic()
+    def _places(self, options: dict[str, Any]) -> tuple[list[tuple[str | None, str | None]], int]:
+        """Return each alias with its chosen schemas (None is the connection's own), and how many databases failed."""
+        aliases, places, failed = _chosen(options), list[tuple[str | None, str | None]](), 0
+        for alias in aliases:
+            schemas: list[Any] = several(options["schema"]) or [None]
+            try:
+                schemas = (all_schemas(alias) or [None]) if options["all_schemas"] else schemas
+            except DatabaseError as error:
+                if len(aliases) == 1:
+                    raise
+                self.stderr.write(f"{alias}: {first_line(error)}")
+                failed += 1
+                continue
+            places += [(alias, schema) for schema in schemas]
+        return places, failed
+
+    def _run(
+        self, alias: str | None, schema: str | None, one_of_several: bool, options: dict[str, Any], stop: Event
+    ) -> bool | None:
+        """Return whether keys need attention, or None if the database or schema failed and others follow."""
+        place = ": ".join(filter(None, (alias, schema)))
+        name, self._began = f"{place}: " if one_of_several else "", time.monotonic()
         try:
-            line, needs_attention = self.run(alias, name, options, stop)
+            with in_schema(alias, schema):
+                line, needs_attention = self.run(alias, name, options, stop)
         except (CommandError, IdempotencyConfigurationError, DatabaseError) as error:
             if not name:
                 raise
@@ -136,18 +165,18 @@ class DatabasesCommand(IdempotencyCommand):
             return None
         if options["verbosity"]:
             self.say(name + line)
-            self._say_what_is_elsewhere(alias, name)
+            if schema is None:
+                self._say_what_is_elsewhere(alias, name)
         return needs_attention
 
     def _say_what_is_elsewhere(self, alias: str | None, name: str) -> None:
         """List the other schemas that contain key tables. Otherwise, their tenants' keys would go unnoticed."""
         if schemas := store_for(alias_for(alias)).elsewhere():
-            command = type(self).__module__.rpartition(".")[2]
             named = ", ".join(schemas[:NAMED]) + (", …" if len(schemas) > NAMED else "")
             others = counted(len(schemas), "other schema")
             self.say(
-                f"{name}Not looked at: the key tables in {others} ({named}). The command sees only one schema. With "
-                f"django-tenants, run `manage.py all_tenants_command {command}`."
+                f"{name}Not looked at: the key tables in {others} ({named}). Add --all-schemas, or --schema for some "
+                "of them."
             )
 
     def run(self, alias: str | None, name: str, options: dict[str, Any], stop: Event) -> tuple[str, bool]:

@@ -20,6 +20,7 @@ from django.test import override_settings
 from django_idempotency.maintenance.cleanup import Cleanup, cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.expired import make_keys, make_leased, run, without_tables
+from tests.unreachable import UNREACHABLE, reached_by
 
 
 @pytest.mark.django_db
@@ -122,6 +123,23 @@ class TestSeveralDatabases:
         assert (str(caught.value), caught.value.returncode) == ("1 of 2 databases failed.", 1)
         assert err.getvalue().startswith("default: database 'default' has no up-to-date table")
         assert IdempotencyKey.objects.using("other").count() == len(dry_run)
+
+    @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+    def test_a_database_that_cannot_list_its_schemas_does_not_stop_the_others(self) -> None:
+        """It counts as failed. If it is the only one, its error is the command's."""
+        make_keys(1, using="other")
+        err = io.StringIO()
+        with reached_by(UNREACHABLE[connection.vendor]), pytest.raises(CommandError) as caught:
+            run("--all-databases", "--all-schemas", stderr=err)
+        assert (caught.value.returncode, err.getvalue().startswith("default: ")) == (1, True)
+        assert not IdempotencyKey.objects.using("other").exists()
+        with reached_by(UNREACHABLE[connection.vendor]), pytest.raises(CommandError):
+            run("--all-schemas")
+
+    def test_a_schema_without_a_key_table_is_refused(self) -> None:
+        """Databases that have no schemas have none with this name."""
+        with pytest.raises(CommandError, match=r"^schema 'nowhere' has no key table\. Known are: "):
+            run("--schema", "nowhere")
 
     def test_an_error_quotes_no_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As where it is the only database."""

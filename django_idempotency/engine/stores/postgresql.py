@@ -71,12 +71,12 @@ the key table, and then holds a lock on that table until its transaction ends. `
 transactions that hold both locks. A statement to mark the advisory lock as ours would make every request slower."""
 
 
-ELSEWHERE_SQL = (
+SCHEMAS_SQL = (
     "SELECT place.nspname FROM pg_catalog.pg_class AS held JOIN pg_catalog.pg_namespace AS place "
     "ON place.oid = held.relnamespace WHERE held.relname = %(table)s AND held.relkind IN ('r', 'p') "
-    "AND NOT pg_catalog.pg_table_is_visible(held.oid) AND has_schema_privilege(place.oid, 'USAGE') "
-    "AND current_schema() = %(shared)s ORDER BY 1"
+    "AND has_schema_privilege(place.oid, 'USAGE') {} ORDER BY 1"
 )
+ELSEWHERE_SQL = SCHEMAS_SQL.format("AND NOT pg_catalog.pg_table_is_visible(held.oid) AND current_schema() = %(shared)s")
 
 
 class PostgreSQLStore(Store):
@@ -304,6 +304,10 @@ class PostgreSQLStore(Store):
         shared = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")  # django-tenants' setting
         names = {"table": IdempotencyKey._meta.db_table, "shared": shared}
         return [schema for (schema,) in rows_of(self.connection, ELSEWHERE_SQL, names)]
+
+    def schemas(self) -> list[str]:
+        names = {"table": IdempotencyKey._meta.db_table}
+        return [schema for (schema,) in rows_of(self.connection, SCHEMAS_SQL.format(""), names)]
 
 
 def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:

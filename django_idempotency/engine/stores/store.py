@@ -270,6 +270,10 @@ class Store(ABC):
         """Return the other schemas that have a key table, if this connection uses the schema that all tenants share."""
         return []
 
+    def schemas(self) -> list[str]:
+        """Return the schemas that have a key table and that this connection may use."""
+        return []
+
     # --- database-specific methods
 
     @abstractmethod

@@ -13,6 +13,7 @@ from ...maintenance.elsewhere import find_in_backend
 from ...maintenance.erasure import forget, forget_scope, of_scope
 from ...models import IdempotencyKey
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted
+from ..schemas import in_schema
 
 
 class Command(IdempotencyCommand):
@@ -32,6 +33,7 @@ class Command(IdempotencyCommand):
         parser.add_argument("--key", help="Forget only this key; default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
+        parser.add_argument("--schema", help="A tenant's PostgreSQL schema; default: the connection's own.")
         backend = (
             "Forget the key in this backend (a name in BACKENDS), and print its state. Needs --key and --operation."
         )
@@ -39,6 +41,10 @@ class Command(IdempotencyCommand):
         parser.add_argument("--apply", action="store_true", help="Delete the keys.")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        with in_schema(options["database"], options["schema"]):
+            self._forget(options)
+
+    def _forget(self, options: dict[str, Any]) -> None:
         if options["operation"] is not None and options["key"] is None:
             raise CommandError("--operation needs --key.")
         backend = options["backend"]

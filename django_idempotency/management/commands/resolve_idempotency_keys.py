@@ -23,6 +23,7 @@ from ...maintenance.resolution import close_with, release_for_retry, resolve_all
 from ...maintenance.sheet import Filled, read
 from ...models import IdempotencyKey, IdempotencyStep
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
+from ..schemas import in_schema
 
 CHOICES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
@@ -68,6 +69,7 @@ class Command(IdempotencyCommand):
         add("--key", help="The key itself, or the reference that the log shows for it. The key may be in any state.")
         add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
+        add("--schema", help="A tenant's PostgreSQL schema; default: the connection's own.")
         decision = parser.add_argument_group("the decision (needs an option from above)")
         add = decision.add_mutually_exclusive_group().add_argument
         add("--release", action="store_true", help="Allow the next retry to repeat the calls that are in doubt.")
@@ -82,6 +84,10 @@ class Command(IdempotencyCommand):
         add("--apply", action="store_true", help="Carry out the decision.")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        with in_schema(options["database"], options["schema"]):
+            self._resolve(options)
+
+    def _resolve(self, options: dict[str, Any]) -> None:
         options |= {name: several(options[name]) for name in REPEATED}
         action, selects = _action(options), any(options[name] is not None for name in SELECTORS)
         if options["from_csv"] is not None:

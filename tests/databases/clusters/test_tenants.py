@@ -105,10 +105,32 @@ def test_a_view_may_visit_another_tenant(server: str, key: str) -> None:
 
 
 def test_one_command_cleans_each_tenant_up(server: str, key: str) -> None:
-    """With django-tenants' own command for all schemas."""
+    """The schemas of tenants and the shared one; not the copy of a schema."""
     for tenant in TENANTS:
         order(server, tenant, key)
         sql(f"UPDATE {tenant}.{TABLE} SET expires_at = now() - interval '1 hour'")
-    told = "Applying command to: {}\nDeleted 1 expired idempotency key.\n"
-    assert manage("all_tenants_command", "cleanup_idempotency_keys") == "".join(map(told.format, TENANTS))
+    sql(f"CREATE SCHEMA backup; CREATE TABLE backup.{TABLE} AS SELECT * FROM acme.{TABLE}")
+    try:
+        told = manage("cleanup_idempotency_keys", "--all-schemas")
+        assert sql(f"SELECT count(*) FROM backup.{TABLE}") == [(1,)]
+    finally:
+        sql("DROP SCHEMA backup CASCADE")
+    assert told == (
+        "acme: Deleted 1 expired idempotency key.\nglobex: Deleted 1 expired idempotency key.\n"
+        "public: Deleted 0 expired idempotency keys.\n"
+    )
     assert [sql(f"SELECT count(*) FROM {tenant}.{TABLE}") for tenant in TENANTS] == [[(0,)], [(0,)]]
+
+
+def test_in_its_schema_a_command_sees_the_tenant(server: str) -> None:
+    """`reconcile` may ask for the tenant's settings. Afterwards, the connection is where it was."""
+    script = """
+from django.db import connection
+from django_idempotency.management.schemas import in_schema
+with in_schema(None, "acme"):
+    print(type(connection.tenant).__name__, connection.tenant.schema_name)
+with in_schema(None, "public"):
+    print(connection.schema_name)
+print(connection.schema_name)
+"""
+    assert manage("shell", "--verbosity", "0", "--command", script) == "Tenant acme\npublic\npublic\n"
