@@ -321,8 +321,10 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         )
     if not _reads_committed(connection.vendor, given["OPTIONS"]):
         yield Warning(
-            f"database {alias!r} does not use READ COMMITTED. PostgreSQL may fail requests with error 40001. On MySQL, "
-            "a duplicate waits for innodb_lock_wait_timeout, even if `wait` is shorter. Nothing runs twice.",
+            f"database {alias!r} does not use READ COMMITTED. PostgreSQL may fail requests with error 40001, and under "
+            "REPEATABLE READ a view that takes a lock does not see what was committed while it waited: the claim took "
+            "the snapshot. On MySQL, a duplicate waits for innodb_lock_wait_timeout, even if `wait` is shorter. "
+            "Nothing runs twice.",
             hint=f"Remove isolation_level from DATABASES[{alias!r}]['OPTIONS'], or name READ COMMITTED there.",
             id="django_idempotency.W002",
         )

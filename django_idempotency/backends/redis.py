@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import redis
 from django.core.checks import CheckMessage, Warning
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from ..limits import limit_in
@@ -53,12 +56,20 @@ class RedisBackend(KeyValueBackend):
 
     def __init__(self, url: str, *, prefix: str = "django-idempotency:", replicas: int = 0) -> None:
         self.url, self.prefix, self.replicas = url, prefix, replicas
-        self.client = self.connect()
-        if replicas and isinstance(self.client, redis.RedisCluster):
+        if replicas or type(self).connect is RedisBackend.connect:
+            with suppress(redis.RedisError, RedisClusterException):
+                self.client  # noqa: B018 (it may raise ValueError)
+
+    @cached_property
+    def client(self) -> Any:
+        """The redis-py client. A cluster's connects when it is made, which is therefore part of a swap."""
+        client = self.connect()
+        if self.replicas and isinstance(client, redis.RedisCluster):
             raise ValueError(
-                f"replicas={replicas} with a cluster: WAIT can't be sent to the node that a key is on. Leave replicas "
-                "out, or use one primary with replicas, such as with Sentinel"
+                f"replicas={self.replicas} with a cluster: WAIT can't be sent to the node that a key is on. Leave "
+                "replicas out, or use one primary with replicas, such as with Sentinel"
             )
+        return client
 
     def connect(self) -> Any:
         """Return the redis-py client. Override this for a cluster or for Sentinel, and keep the same time limits."""
@@ -92,6 +103,12 @@ class RedisBackend(KeyValueBackend):
             raise limit from None
 
     def _swap(self, *command: Any) -> bytes | None:
+        try:
+            return self._sent(*command)
+        except RedisClusterException as error:  # redis-py's only error that is no RedisError
+            raise redis.ConnectionError(str(error)) from error
+
+    def _sent(self, *command: Any) -> bytes | None:
         if not self.replicas:
             return self.client.eval(SWAP, 1, *command)  # type: ignore[no-any-return]
         pipeline = self.client.pipeline(transaction=False)  # one round trip for both
@@ -102,17 +119,27 @@ class RedisBackend(KeyValueBackend):
         return found  # type: ignore[no-any-return]
 
     def check(self) -> Iterator[CheckMessage]:
-        memory, persistence = self.client.info("memory"), self.client.info("persistence")
-        if (policy := memory.get("maxmemory_policy")) != "noeviction":
-            yield Warning(
-                f"Redis has maxmemory-policy {policy!r}. Once its memory is full, it drops keys before they expire, "
-                "and their retries run again.",
-                hint="Set maxmemory-policy noeviction: then new keys are refused with 503 instead.",
-                id="django_idempotency.W010",
-            )
-        if not persistence.get("aof_enabled"):
-            yield Warning(
-                "Redis has no append-only file. A restart forgets keys, and their retries run again.",
-                hint="Set appendonly yes; appendfsync always loses nothing, everysec up to a second or two.",
-                id="django_idempotency.W011",
-            )
+        for name, server in self._servers():
+            memory, persistence = server.info("memory"), server.info("persistence")
+            if (policy := memory.get("maxmemory_policy")) != "noeviction":
+                yield Warning(
+                    f"{name} has maxmemory-policy {policy!r}. Once its memory is full, it drops keys before they "
+                    "expire, and their retries run again.",
+                    hint="Set maxmemory-policy noeviction: then new keys are refused with 503 instead.",
+                    id="django_idempotency.W010",
+                )
+            if not persistence.get("aof_enabled"):
+                yield Warning(
+                    f"{name} has no append-only file. A restart forgets keys, and their retries run again.",
+                    hint="Set appendonly yes; appendfsync always loses nothing, everysec up to a second or two.",
+                    id="django_idempotency.W011",
+                )
+
+    def _servers(self) -> Iterator[tuple[str, Any]]:
+        """Yield each server that stores keys, with its name in a message: in a cluster, each primary has some."""
+        client = self.client
+        if not hasattr(client, "get_primaries"):
+            yield "Redis", client
+            return
+        for node in client.get_primaries():
+            yield f"Redis at {node.name}", client.get_redis_connection(node)

@@ -32,6 +32,7 @@ def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shop.payments", SimpleNamespace(pay=print))
     monkeypatch.setitem(sys.modules, "shop.broker", SimpleNamespace(publish=None, open_store=None))
     monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))
+    monkeypatch.setitem(sys.modules, "shop.captcha", SimpleNamespace(passes=bool))
 
 
 @pytest.mark.django_db

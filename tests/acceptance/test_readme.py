@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +76,26 @@ def test_the_form_is_clicked_twice(run, serve):
 
 
 @pytest.mark.django_db
+def test_a_captcha_inside_the_view_lets_a_double_click_make_one_order(run, serve, client, monkeypatch):
+    """The second click gets the first one's redirect, and a refused captcha can be solved again in the same form."""
+    solved = {"right"}
+    captcha = SimpleNamespace(passes=lambda token: solved.discard(token) is None if token in solved else False)
+    monkeypatch.setitem(sys.modules, "shop.captcha", captcha)
+    serve(path("buy/", run("docs/views.md", "shop/tickets.py").buy))
+
+    def click(token: str) -> Any:
+        return client.post("/buy/", {"idempotency_key": "one", "captcha": token})
+
+    answers = [click(token) for token in ("wrong", "right", "right")]
+    assert [(each.status_code, each["Idempotency-Replayed"]) for each in answers] == [
+        (400, "false"),
+        (302, "false"),
+        (302, "true"),
+    ]
+    assert models.Order.objects.count() == 1
+
+
+@pytest.mark.django_db
 def test_the_webhook_is_delivered_twice(run, serve, client):
     """Signed, it makes one order; unsigned, it is refused and uses up no id."""
     hooks = run("docs/events.md", "shop/webhooks.py")
@@ -82,12 +104,32 @@ def test_the_webhook_is_delivered_twice(run, serve, client):
     def deliver(body: bytes, signature: str) -> Any:
         return client.post("/paid/", body, content_type="application/json", headers={"X-Signature": signature})
 
-    assert deliver(b'{"id": "evt_1"}', "forged").status_code == 401
+    assert deliver(b'{"id": "evt_1", "type": "paid"}', "forged").status_code == 401
     for number, mark in enumerate(("false", "true")):
-        body = b'{"id": "evt_1", "amount": 5, "attempt": %d}' % number
+        body = b'{"id": "evt_1", "type": "paid", "amount": 5, "attempt": %d}' % number
         response = deliver(body, hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest())
         assert (response.status_code, response["Idempotency-Replayed"]) == (204, mark)
     assert models.Order.objects.get().amount == 5
+
+
+@pytest.mark.django_db
+def test_two_events_of_one_payment_are_two(run, serve, client):
+    """Some senders name the payment in each of its events. Without a usable id, the sender gets 400."""
+    hooks = run("docs/events.md", "shop/webhooks.py")
+    serve(path("refunded/", hooks.refunded))
+    models.Order.objects.create(reference="a book", amount=20)
+
+    def deliver(**event: Any) -> Any:
+        body = json.dumps({"id": "tr_1", "order": "a book", "amount": 5, **event}).encode()
+        signature = {"X-Signature": hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest()}
+        return client.post("/refunded/", body, content_type="application/json", headers=signature)
+
+    for kind in ("refunded", "charged_back", "refunded"):
+        assert deliver(type=kind).status_code == 204
+    assert models.Order.objects.get().amount == 10
+    for wrong in ({"id": None}, {"id": True}, {"id": 1.5}, {"id": []}, {"type": None}, {"type": "ü"}):
+        assert deliver(**{"type": "refunded", **wrong}).status_code == 400
+    assert models.Order.objects.get().amount == 10
 
 
 @pytest.mark.django_db
@@ -95,7 +137,7 @@ def test_an_event_that_overtakes_its_order_is_booked_later(run, serve, client):
     """An error frees its id: the sender delivers again. A refund that was booked is replayed."""
     hooks = run("docs/events.md", "shop/webhooks.py")
     serve(path("refunded/", hooks.refunded))
-    body = b'{"id": "evt_2", "order": "a book", "amount": 5}'
+    body = b'{"id": "evt_2", "type": "refunded", "order": "a book", "amount": 5}'
     signature = {"X-Signature": hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest()}
 
     def deliver() -> Any:

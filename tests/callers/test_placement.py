@@ -88,6 +88,7 @@ def refused(act: Callable[[], Any]) -> str:
         ),
         (traced(view), "IDEMPOTENCY = {'HARMLESS_DECORATORS': ['tests.callers.test_placement.traced']}"),
         (csrf.csrf_exempt(traced(view)), f"sits above {__name__}.traced"),
+        (traced(view), "If it lets a request pass only once, as a captcha or a one-time password does, call it inside"),
         (traced(asynchronous), f"sits above {__name__}.traced"),
         (disguised(view), f"sits above {__name__}.traced"),
         (Traced(view), f"sits above {__name__}.Traced"),

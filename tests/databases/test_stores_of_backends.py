@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
+from django.test import RequestFactory
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from django_idempotency import StoreBusy, idempotent, run_once
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.backends.memory import MemoryBackend
-from django_idempotency.backends.redis import RedisBackend
-from tests.backends import configured, free_port, redis_server
+from django_idempotency.backends.redis import TIMEOUT, RedisBackend
+from tests.backends import CLUSTERED, configured, free_port, redis_cluster, redis_server
 from tests.leases import Broken
-from tests.servers import eventually
+from tests.views import answers
 
 
 def test_redis_is_asked_twice() -> None:
@@ -67,19 +72,47 @@ def test_redis_never_takes_an_earlier_answer_for_its_own(monkeypatch: pytest.Mon
     assert [backend.swap(name, None, None, 0) for name in ("unknown", "known", "unknown")] == [None, b"1 known", None]
 
 
+class ClusterBackend(RedisBackend):
+    """For a cluster, with the same time limits."""
+
+    def connect(self) -> Any:
+        limits: dict[str, Any] = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
+        return redis.RedisCluster.from_url(self.url, retry=Retry(NoBackoff(), 0), **limits)
+
+
 def test_redis_refuses_replicas_on_a_cluster() -> None:
     """When it is made: the pipeline of a cluster's client has no WAIT, so each request would get 503."""
-
-    class Clustered(RedisBackend):
-        def connect(self) -> Any:
-            return redis.RedisCluster.from_url(self.url)
-
-    with redis_server("--cluster-enabled", "yes") as (url, _), redis.Redis.from_url(url) as node:
-        node.execute_command("CLUSTER ADDSLOTSRANGE 0 16383")
-        eventually("the cluster", lambda: node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-        assert Clustered(url).swap("k", None, b"1 claim", 30) is None
+    with redis_cluster(()) as url:
+        assert ClusterBackend(url).swap("k", None, b"1 claim", 30) is None
         with pytest.raises(ValueError, match=r"^replicas=1 with a cluster: "):
-            Clustered(url, replicas=1)
+            ClusterBackend(url, replicas=1)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_cluster_that_is_down_when_a_process_starts(rf: RequestFactory, settings: Any, replicas: int) -> None:
+    """Its client connects when it is made. Requests get 503, as they do for a single server, and run once it is up."""
+    port = free_port(CLUSTERED)
+    options = {"url": f"redis://127.0.0.1:{port}", "replicas": replicas}
+    entry = {"BACKEND": f"{__name__}.ClusterBackend", "OPTIONS": options}
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
+    view = idempotent(backend="events", lease=30, scope=lambda request: "s", operation="o")(answers(status=201))
+    request = partial(rf.post, "/", headers={"Idempotency-Key": "k"})
+    down = view(request())
+    assert (down.status_code, "Retry-After" in down) == (503, True)
+    with pytest.raises(StoreBusy):
+        run_once(lambda: 1, scope="s", key="k", operation="o", backend="events", lease=30)
+    if not replicas:
+        with redis_cluster((), port=port):
+            assert [view(request())["Idempotency-Replayed"] for _ in range(2)] == ["false", "true"]
+
+
+def test_a_cluster_that_goes_down(rf: RequestFactory) -> None:
+    """The client then raises an error that is none of redis-py's others."""
+    with redis_cluster(()) as url:
+        backend = ClusterBackend(url)
+        assert backend.swap("k", None, b"1 claim", 30) is None
+    with pytest.raises(redis.RedisError):
+        backend.swap("k", None, None, 0)
 
 
 def test_prefixes_keep_projects_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from django.urls import clear_url_caches, path
 from django_idempotency import idempotent
 from django_idempotency.backends.memory import MemoryBackend
 from django_idempotency.checks import check_project, check_servers, check_urls
-from tests.backends import CREDENTIALS, MEMORY, configured, free_port, in_redis, redis_server
+from tests.backends import CREDENTIALS, MEMORY, configured, free_port, in_redis, redis_cluster, redis_server
 
 pytestmark = pytest.mark.django_db
 
@@ -53,6 +54,31 @@ def test_w010_and_w011_a_redis_that_forgets(settings: Any) -> None:
             ("W010", "Redis has maxmemory-policy 'allkeys-lru'"),
             ("W011", "Redis has no append-only file"),
         ]
+
+
+def test_each_primary_of_a_cluster_is_asked(settings: Any) -> None:
+    """A key may be on any of them. Two of the three would drop some."""
+    durable = ("--appendonly", "yes", "--maxmemory-policy", "noeviction")
+    evicting = ("--appendonly", "yes", "--maxmemory-policy", "allkeys-lru")
+    with redis_cluster(durable, evicting, evicting) as url:
+        entry = {"BACKEND": "tests.databases.test_stores_of_backends.ClusterBackend", "OPTIONS": {"url": url}}
+        settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
+        found = told(check_servers)
+    assert [id_ for id_, _ in found] == ["W010", "W010"]
+    named = {
+        re.fullmatch(r"Redis at (127\.0\.0\.1:\d+) has maxmemory-policy 'allkeys-lru'", msg)[1] for _, msg in found
+    }
+    assert len(named) == 2
+    assert url.removeprefix("redis://") not in named
+
+
+def test_e016_a_cluster_that_does_not_answer(settings: Any) -> None:
+    """`check` without `--database` doesn't ask it."""
+    options = {"url": f"redis://127.0.0.1:{free_port()}"}
+    entry = {"BACKEND": "tests.databases.test_stores_of_backends.ClusterBackend", "OPTIONS": options}
+    settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
+    assert told(check_project) == []
+    assert [id_ for id_, _ in told(check_servers)] == ["E016"]
 
 
 def test_a_durable_redis_is_silent(settings: Any) -> None:

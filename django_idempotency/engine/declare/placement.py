@@ -183,7 +183,9 @@ def _above_a_wrapper(function: Any, order: str, name: str = "", *, below: bool =
     if wrapper.startswith("django."):
         return advice
     return (
-        f"{advice}\n\nIf it decides nothing about the caller, allow it in the settings:\n\n"
+        f"{advice}\n\nIf it lets a request pass only once, as a captcha or a one-time password does, call it inside "
+        "the view: above, it would turn the second click of a double click away from the result of the first.\n\n"
+        "If it decides nothing about the caller, allow it in the settings:\n\n"
         f"    IDEMPOTENCY = {{'HARMLESS_DECORATORS': [{wrapper!r}]}}"
     )
 
