@@ -72,13 +72,13 @@ def test_each_primary_of_a_cluster_is_asked(settings: Any) -> None:
     assert url.removeprefix("redis://") not in named
 
 
-def test_e016_a_cluster_that_does_not_answer(settings: Any) -> None:
+def test_w019_a_cluster_that_does_not_answer(settings: Any) -> None:
     """`check` without `--database` doesn't ask it."""
     options = {"url": f"redis://127.0.0.1:{free_port()}"}
     entry = {"BACKEND": "tests.databases.test_stores_of_backends.ClusterBackend", "OPTIONS": options}
     settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
     assert told(check_project) == []
-    assert [id_ for id_, _ in told(check_servers)] == ["E016"]
+    assert [id_ for id_, _ in told(check_servers)] == ["W019"]
 
 
 def test_a_durable_redis_is_silent(settings: Any) -> None:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .operation import Operation, Work
 
 T = TypeVar("T")
+LEVEL_IS_FIXED = (
+    "The claim of the idempotency key is the first query of this transaction, so its isolation level can't be changed. "
+    "Give the view an alias of its own with that level in its OPTIONS, and pass using= with its name."
+)
 logger = logging.getLogger("django_idempotency")
 IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
 """Attributes of an `atomic()` block: the identity whose key it claimed, and a mark showing that
@@ -89,6 +93,8 @@ def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T
         attempt.transaction.roll_back()
         if claim is None or not isinstance(error, Exception):
             raise
+        if isinstance(error, DatabaseError) and store.code(error) in store.level_is_fixed:
+            error.add_note(LEVEL_IS_FIXED)
         outcome = attempt.failed(work, error, finished)
         return _about(outcome, operation) if isinstance(outcome, Finished) else outcome, False
 

@@ -90,6 +90,7 @@ class PostgreSQLStore(Store):
         {CONNECTION_FAILURE, "08P01", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "53300", "25006"}
     )
     lost = frozenset({"26000"})  # invalid_sql_statement_name
+    level_is_fixed = frozenset({"25001"})  # active_sql_transaction, after SET TRANSACTION ISOLATION LEVEL
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: Error) -> object:

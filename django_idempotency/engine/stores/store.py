@@ -89,6 +89,7 @@ class Store(ABC):
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
     lost: ClassVar[frozenset[object]] = frozenset()
+    level_is_fixed: ClassVar[frozenset[object]] = frozenset()
     down: ClassVar[frozenset[object]]
     unmigrated: ClassVar[frozenset[object]]
     """The database's error codes, as `code` returns them.
@@ -97,6 +98,7 @@ class Store(ABC):
     rolled_back: the whole transaction is gone, perhaps because a duplicate won.
     busy: the database did not answer a claim in time.
     lost: the connection could not complete the key, but a retry can.
+    level_is_fixed: the work has tried to change the isolation level of the claim's transaction.
     down: the database can't be reached, has no connections left or is read-only, so it can't take claims.
     unmigrated: a table or a column is missing."""
 

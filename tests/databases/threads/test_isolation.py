@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Event
 from typing import Any
 
@@ -13,6 +14,7 @@ from django.db.models import Sum
 
 from django_idempotency import run_once
 from django_idempotency.engine.stores import store_for
+from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("postgresql")]
@@ -89,3 +91,17 @@ def test_an_update_of_a_common_row_is_right_under_each_level(in_threads: Callabl
     """PostgreSQL refuses the second one with 40001, and its retry is right."""
     second = {"READ COMMITTED": "refused", "REPEATABLE READ": "40001", "SERIALIZABLE": "40001"}
     assert withdrawals(in_threads, update_the_row) == ["paid", second[level]]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_error_of_a_view_that_sets_its_own_level_names_the_cure(inner: bool) -> None:
+    """The claim is the first query of its transaction. Nothing is kept, and the key is free."""
+
+    def work() -> None:
+        with transaction.atomic() if inner else nullcontext(), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+
+    with pytest.raises(DatabaseError, match="must be called before any query") as told:
+        run_once(work, scope="s", operation="work", key="k")
+    assert "pass using= with its name" in told.value.__notes__[0]
+    assert not IdempotencyKey.objects.exists()
