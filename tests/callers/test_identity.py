@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 import pytest
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
+from django.test import Client
 
 from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.engine.request.callers import advise
 from django_idempotency.maintenance import forget_scope, scope_of_user
 from django_idempotency.models import IdempotencyKey
 from tests.callers import identity_urls
-from tests.callers.identity_urls import API_KEY, NINJA_INSTALLED, jwt, send
+from tests.callers.identity_urls import API_KEY, NINJA_INSTALLED, OPAQUE, jwt, send
 from tests.settings import REST_FRAMEWORK_INSTALLED
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.callers.identity_urls")]
@@ -28,6 +32,7 @@ def paths(*found: str) -> Any:
 def _middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.callers.identity_urls.by_token"]
     identity_urls.RUNS.clear()
+    advise.cache_clear()
 
 
 @pytest.fixture
@@ -130,7 +135,42 @@ def test_a_token_of_that_user_in_a_cookie_separates() -> None:
     assert answers == ["false", "false", "true"]
 
 
+def test_a_user_of_an_api_key_is_not_refused_for_a_proxys_token() -> None:
+    """A proxy may add a JWT to each request. The issuer that it names separates, and is not believed."""
+    key = {"Authorization": f"Bearer {OPAQUE}17-1"}
+    issuers = ({}, {"iss": "proxy"}, {"iss": "other"}, {"iss": "proxy", "jti": "renewed"})
+    answers = [send("/plain/stranger", **key, X_Goog_Iap_Jwt_Assertion=jwt(**claims)) for claims in issuers]
+    assert answers == ["false", "false", "false", "true"]
+
+
+def test_a_user_of_a_session_is_not_refused(settings: Any) -> None:
+    """Of LDAP, for example, whom the session's backend makes."""
+    settings.AUTHENTICATION_BACKENDS = ["tests.callers.identity_urls.Directory"]
+    client = Client()
+    session = client.session
+    session.update({SESSION_KEY: "17", BACKEND_SESSION_KEY: settings.AUTHENTICATION_BACKENDS[0], HASH_SESSION_KEY: ""})
+    session.save()
+    headers = {"Idempotency-Key": "k", **bearer(forged=True, iss="shops")}
+    answers = [client.post("/plain/stranger", headers=headers) for _ in range(2)]
+    assert [answer.headers["Idempotency-Replayed"] for answer in answers] == ["false", "true"]
+    assert client.post("/plain/stranger", headers={"Idempotency-Key": "k"})["Idempotency-Replayed"] == "false"
+
+
 # --- tokens without a user
+
+
+@pytest.mark.parametrize(("left", "told"), [(3_600, 1), (90_000, 0), (None, 0), ("soon", 0)])
+def test_a_token_that_expires_before_the_key_is_told_once(left: Any, told: int, caplog: Any) -> None:
+    """Where only the project's view knows what it means, because a renewed one is another caller."""
+    claims = {} if left is None else {"exp": left if isinstance(left, str) else int(time()) + left}
+    for number in range(2):
+        assert send("/plain/bare", **bearer(sub="17", jti=number, **claims)) == "false"
+    said = [record.getMessage() for record in caplog.records if record.name == "django_idempotency"]
+    assert said == told * [
+        "POST plain/bare: the JWT in the Authorization header expires before `ttl` is over. Nobody hands it on, so a "
+        "client that retries with a renewed token is another caller, and its request runs again. Set request.user "
+        "before the view, return the token from the authenticator, or pass scope=callable(request)."
+    ]
 
 
 @paths("/rest/alone-text", "/rest/alone-bytes", "/rest/alone-claims", "/ninja/alone-text", "/ninja/alone-claims")
@@ -160,6 +200,14 @@ def test_the_scope_of_a_token_stays_the_same_from_release_to_release() -> None:
     assert IdempotencyKey.objects.get().scope == (
         "jwt:ada@shop.example:2af30e5f791ff3b191f6c2d128f6690c09de833d664100bd3fb5b0dfb1ff2cd3"
     )
+
+
+@pytest.mark.skipif(not NINJA_INSTALLED, reason="about Django Ninja")
+def test_a_user_of_a_session_may_send_several_tokens(ada: User) -> None:
+    """In Ninja, each of them is the caller, as for the view, which reads `request.auth`."""
+    tokens = [f"Bearer {OPAQUE}{name}-1" for name in "aba"]
+    answers = [send("/ninja/alone-text", session=ada, Authorization=token) for token in tokens]
+    assert answers == ["false", "false", "true"]
 
 
 # --- what is handed on without identity

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, User
 from django.db import models
+from django.http import QueryDict
 from django.test import RequestFactory
 from django.test.utils import isolate_apps
 
@@ -61,6 +62,14 @@ def test_two_clients_on_two_databases_are_two_callers(rf: RequestFactory, partne
     assert scope_with(rf, access_token=row) == "for:user:auth.User:7+issued_to:other/shopapp.MobileClient:5"
 
 
+def test_a_token_of_somebody_else_beside_a_session_says_nothing(rf: RequestFactory, partner_key: Any) -> None:
+    """Nor does one that has expired. A middleware may look up whatever was sent."""
+    mine, other, old = (partner_key(pk=1, user_id=user, client_id=5) for user in (7, 8, 7))
+    old.is_expired = lambda: True
+    scopes = [scope_with(rf, access_token=row) for row in (mine, other, old)]
+    assert scopes == ["for:user:auth.User:7+client:auth.Group:5", "user:auth.User:7", "user:auth.User:7"]
+
+
 @pytest.mark.parametrize("claim", ["client_id", "azp"])
 def test_two_clients_of_one_user_are_two_callers_by_the_text_of_their_jwt(rf: RequestFactory, claim: str) -> None:
     """In `request.auth`, or only in the header, where nobody has verified it: a forged one is not that client."""
@@ -105,7 +114,18 @@ def test_an_issuer_is_named_for_a_user_without_a_row(rf: RequestFactory) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["opaque", jwt("shop").rpartition(".")[0], "a.b", "a.!.c", "a.bnVsbA.c", "a.gICA.c", f"a.{'W1tb' * 20000}.c", ""],
+    [
+        "opaque",
+        jwt("shop").rpartition(".")[0],
+        "a.b",
+        "a.!.c",
+        "a.bnVsbA.c",
+        "a.gICA.c",
+        "a.eyJ.c",
+        "a.e!.c",
+        f"a.{'W1tb' * 20000}.c",
+        "",
+    ],
 )
 def test_a_text_that_names_no_client_changes_nothing(rf: RequestFactory, text: str) -> None:
     """It may be anything that a client sends."""
@@ -135,3 +155,43 @@ def test_the_token_of_allauth_is_scoped_by_its_client() -> None:
         token = type("Token", (models.Model,), base | keys)
         assert auth_scope(token(pk=1, client_id=5)) == auth_scope(token(pk=2, client_id=5)) == "client:auth.Group:5"
         assert auth_scope(token(pk=3, client_id=5, user_id=7)) == "for:user:auth.User:7+client:auth.Group:5"
+
+
+def test_a_token_in_the_query_or_the_form_is_a_credential(rf: RequestFactory) -> None:
+    """As RFC 6750 allows. A form that nobody has read has authenticated nobody."""
+
+    def form(token: str, *, read: bool = True) -> Any:
+        request = rf.post("/", {"access_token": token})
+        assert not read or request.POST["access_token"] == token
+        return request
+
+    requests = [rf.post("/?access_token=a"), rf.post("/?access_token=b"), form("a"), form("b"), rf.post("/")]
+    scopes = [scope_of(request, resolve()) for request in requests]
+    assert (scopes[0], scopes[1], len(set(scopes)), scopes[4]) == (scopes[2], scopes[3], 3, "anonymous")
+    assert scopes[0] == f"?access_token:{sha256(b'a').hexdigest()}"
+    assert scope_of(form("a", read=False), resolve()) == "anonymous"
+    assert scope_of(rf.post("/?access_token=null"), resolve()) == "anonymous"
+    assert scope_of(rf.post("/?" + "a=1&" * 2_000 + "access_token=a"), resolve()) == "anonymous"
+    named = scope_with(rf, GET=QueryDict(f"access_token={jwt('shop')}"))
+    assert named.startswith("for:user:auth.User:7+sent:")
+
+
+def test_the_owner_of_a_resource_is_the_caller(rf: RequestFactory) -> None:
+    """Whom django-oauth-toolkit sets beside `request.user`. Without one, the client alone has sent the token."""
+    assert scope_with(rf, resource_owner=User(pk=8)) == "user:auth.User:8"
+    assert scope_with(rf, resource_owner=None) == "anonymous"
+
+
+def test_a_scope_of_many_parts_keeps_the_prefix_of_its_account(rf: RequestFactory) -> None:
+    """Or the keys would not be forgotten with the account. The parts are hashed together."""
+    stranger = SimpleNamespace(is_authenticated=True, pk="a" * 90)
+    scopes = {scope_with(rf, user=stranger, auth={"iss": "shops", "azp": client}) for client in ("a", "b")}
+    prefix = acting_for(f"user:types.SimpleNamespace:{'a' * 90}")
+    assert {scope[: len(prefix)] for scope in scopes} == {prefix}
+    assert (len(scopes), {len(scope) for scope in scopes}) == (2, {len(prefix) + len("parts:") + 64})
+
+
+def test_a_client_of_any_name_is_one_part(rf: RequestFactory, partner_key: Any) -> None:
+    """What separates parts is escaped in its primary key."""
+    row = partner_key(pk=1, user_id=7, client_id="5+issuer:x")
+    assert scope_with(rf, auth=row) == "for:user:auth.User:7+client:auth.Group:5%2Bissuer:x"

@@ -32,7 +32,7 @@ from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Outcome, Refusal, Unavailable
 from ..stores import alias_of, alias_unless_elsewhere
 from . import problems
-from .callers import advise, scope_of
+from .callers import advise, advise_of_renewal, scope_of
 from .fingerprints import fingerprint_of
 from .observing import observed
 from .problems import Problem, Refused
@@ -102,6 +102,7 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         if key is None:
             return problems.missing_key(options, call.request) if options.required else None
         scope = scope_of(call.asked_with, options, call.adapter.handed_on)
+        advise_of_renewal(call.request, operation, scope, options)
         fingerprint = fingerprint_of(call.request, options, call.asked_with, call.adapter.payload)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))

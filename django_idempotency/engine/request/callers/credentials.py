@@ -61,6 +61,12 @@ def access_token(request: Any) -> str:
     return ""
 
 
+def is_credential(place: str) -> bool:
+    """Return whether projects look for credentials in this header, by its name in `META`, or in this parameter."""
+    headers = ("Authorization", *get_settings().credential_headers)
+    return place == ACCESS_TOKEN or place in map(meta_name, headers)
+
+
 def identifies(value: str) -> bool:
     """Return whether a credential tells its sender from others.
 

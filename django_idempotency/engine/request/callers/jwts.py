@@ -10,10 +10,11 @@ import json
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from time import time
 from typing import Any
 
 from ..problems import Refused, token_not_handed_on
-from .credentials import access_token, sent_credentials
+from .credentials import ACCESS_TOKEN, access_token, is_credential, sent_credentials
 from .parts import HandedOn, Verified, escaped, hashed, sent
 from .users import in_a_table, logged_in
 
@@ -37,6 +38,11 @@ ADVICE = (
     "%s refused an idempotency key: its user is in no table, and the JWT that was sent isn't handed on, so user 17 of "
     "one issuer would be user 17 of another. Return the token from the authenticator (as request.auth, or as the "
     "user's `token`), or pass scope=callable(request)."
+)
+RENEWAL = (
+    "%s: the JWT in the Authorization header expires before `ttl` is over. Nobody hands it on, so a client that "
+    "retries with a renewed token is another caller, and its request runs again. Set request.user before the view, "
+    "return the token from the authenticator, or pass scope=callable(request)."
 )
 
 
@@ -71,7 +77,7 @@ def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
         return None
     names: set[tuple[str, str]] = set()
     for place, claims in _sent(request):
-        if stranger and place != COOKIE and not logged_in(request, handed.user):
+        if stranger and is_credential(place) and not logged_in(request, handed.user):
             raise Refused(token_not_handed_on(), ADVICE)
         client, issuer = _client(claims), str(claims.get("iss") or "")
         if client or (stranger and issuer):
@@ -109,6 +115,12 @@ def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
                 yield found
 
 
+def expires_within(request: Any, seconds: float) -> bool:
+    """Return whether a JWT in the `Authorization` header expires within so many seconds."""
+    expiries = (claims.get("exp") for claims in tokens_in(request.META.get("HTTP_AUTHORIZATION", "")))
+    return any(isinstance(expiry, (int, float)) and expiry - time() < seconds for expiry in expiries)
+
+
 def _decoded(segment: str) -> Any:
     try:
         return json.loads(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
@@ -125,7 +137,7 @@ def _sent(request: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if name.startswith("HTTP_") and name not in SILENT and isinstance(value, str) and "." in value:
             yield from ((name, claims) for claims in tokens_in(value))
     yield from ((COOKIE, claims) for value in request.COOKIES.values() for claims in tokens_in(value))
-    yield from (("access_token", claims) for claims in tokens_in(access_token(request)))
+    yield from ((ACCESS_TOKEN, claims) for claims in tokens_in(access_token(request)))
 
 
 def _client(claims: Mapping[str, Any]) -> str | None:

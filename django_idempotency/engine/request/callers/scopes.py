@@ -127,6 +127,13 @@ def project_scope(request: Any, handed_on: Callable[[Any], HandedOn], *, default
         raise PermissionDenied(refused.problem.detail) from refused
 
 
+def advise_of_renewal(request: Any, operation: str, scope: str, options: Options) -> None:
+    """Log once for each operation that a renewed token will be another caller."""
+    by_header = options.scope is None and scope.startswith("authorization")
+    if by_header and jwts.expires_within(request, options.ttl_seconds):
+        advise(operation, jwts.RENEWAL)
+
+
 @lru_cache(maxsize=1024)  # once for each operation, so that clients cannot fill the log
 def advise(operation: str, advice: str) -> None:
     """Log what the project has to do about the callers of an operation."""

@@ -77,4 +77,5 @@ def in_a_table(user: Any) -> bool:
 def logged_in(request: Any, user: Any) -> bool:
     """Return whether Django's session has established this user. May run a query."""
     session = getattr(request, "session", None)
-    return session is not None and str(session.get(SESSION_KEY)) == str(getattr(user, "pk", None))
+    found = None if session is None else session.get(SESSION_KEY)
+    return found is not None and str(found) == str(user.pk)
