@@ -36,7 +36,7 @@ from .engine.request.responses import status_url
 from .engine.stores import alias_of, store_for
 from .engine.stores.sealing import unseal_response
 from .exceptions import IdempotencyConfigurationError, NotDecryptable
-from .maintenance.renamed import LOST, operations_without_a_route
+from .maintenance.renamed import LOST, unknown_operations
 from .models import IdempotencyKey
 
 TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schemas"})
@@ -116,10 +116,11 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def _check_operations(alias: str) -> Iterator[CheckMessage]:
-    for operation in operations_without_a_route(using=alias):
+    for operation in unknown_operations(using=alias):
         yield Warning(
             LOST.format(alias, operation),
-            hint="Keep the old route until its keys have expired, and pass operation= before the next rename.",
+            hint="Keep the old route, or the old operation=, until its keys have expired. renamed_idempotency_keys "
+            "lists those that have run twice.",
             id="django_idempotency.W016",
         )
 

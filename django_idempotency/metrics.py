@@ -16,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
 from threading import Lock
@@ -28,6 +29,7 @@ if find_spec("prometheus_client") is None:
         name="prometheus_client",
     )
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 from django.db.models import Count, Max, Min
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
@@ -36,7 +38,9 @@ from prometheus_client.core import GaugeMetricFamily
 from .engine.conf import get_settings, resolve
 from .engine.stores import alias_for, store_for
 from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
+from .exceptions import IdempotencyConfigurationError
 from .maintenance import running_transactions
+from .maintenance.renamed import unknown_operations
 from .models import IdempotencyKey
 from .signals import key_event
 
@@ -65,6 +69,8 @@ GAUGES = {
     "cleanup_lag_seconds": "Seconds since the first of the keys that are due for cleanup expired, or 0 if none is due.",
     "schemas_not_counted": "Other schemas that have a key table, such as those of tenants: no gauge counts their keys. "
     "PostgreSQL only.",
+    "unknown_operations": "Names of stored operations that no endpoint has any more, for example because a route was "
+    "renamed: their retries run again. Missing if the URLconf cannot be read.",
     "database_unavailable": "1 if this scrape could not query the database, otherwise 0.",
     "protection_off": "1 if `ENABLED` is False or `OBSERVE` is True in the process that serves the metrics, otherwise "
     "0. What workers run without protection is counted as the outcome `unprotected`.",
@@ -188,6 +194,8 @@ def _values(alias: str) -> dict[str, float]:
     callers = keys.filter(pk__gt=newest - NEWEST).values("scope").annotate(count=Count("pk")).order_by("-count")
     values["busiest_caller"] = callers.values_list("count", flat=True).first() or 0
     values["schemas_not_counted"] = len(store_for(alias).elsewhere())
+    with suppress(IdempotencyConfigurationError, ImportError, ImproperlyConfigured):
+        values["unknown_operations"] = len(unknown_operations(using=alias))
     # An unknown value is omitted, because 0 would mean that no transaction is open.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)

@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 
 from ..exceptions import IdempotencyConfigurationError
 from ..maintenance.lookups import running_transactions
-from ..maintenance.renamed import operations_without_a_route
+from ..maintenance.renamed import unknown_operations
 from ..models import IdempotencyKey
 from .links import show, shown
 from .overview import NEEDING, Number, attention, hanging, overview
@@ -63,7 +63,7 @@ def headline(model_admin: Any, request: HttpRequest, keys: Keys) -> Headline:
     open_ = running_transactions(using=keys.db) or []
     lost: list[str] = []
     with suppress(IdempotencyConfigurationError):
-        lost = [*map(readable_operation, operations_without_a_route(using=keys.db))]
+        lost = [*map(readable_operation, unknown_operations(using=keys.db))]
     first = None if worst is None else worst.operations[0]["oldest"]
     return Headline(
         numbers=numbers,

@@ -33,6 +33,8 @@ SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 """What the REST framework's `format_suffix_patterns` adds to a route, as in `orders.json`."""
 MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
 """The name of the mode for each value of `on_abandoned`, which is None without a lease."""
+DECIDED = "decided for each request"
+"""The note of an endpoint whose view overrides `get_idempotency_options()`."""
 ANY = "ANY"
 """Stands for the methods of a view that declares none, as a function without `require_POST` and a class that answers in
 `dispatch`."""
@@ -255,4 +257,4 @@ def _note(answers: Answers, options: Options | None) -> str:
         # A note, not rows of their own: without `require_POST`, it is unknown whether the view answers these methods.
         rest = sorted({verb.upper() for verb in VERBS} - {*options.methods})
         return f"{', '.join(rest)} not protected" if rest else ""
-    return "decided for each request" if answers.by_request else ""
+    return DECIDED if answers.by_request else ""

@@ -1,23 +1,36 @@
-"""Find operations with stored keys that retries can no longer find, because a route was renamed or removed.
+"""Find operations with stored keys that retries can no longer find, because a route or an operation was renamed or
+removed, and the keys that may have run twice since then.
 
 # Note [Operations are found among the keys that expire next]
 No index has the operation as its first column, and a table scan would be too slow for an admin page. Two bounded
 queries are enough: one for the keys that need attention, and one for those that expire next. For each `ttl`, the latter
 are the oldest keys that are still replayed. If a route has been renamed since they were stored, they include its old
 name, unless the route receives only a tiny share of all requests. An earlier rename has left no keys behind.
+
+# Note [Names that no endpoint has]
+`run_once` accepts any name, and nothing lists its calls. Its keys are recognized by what they store: a result in an
+envelope that no response has. Names that it makes from a function, such as "shop.tasks.pay", are left out. If a view
+chooses its options for each request, any name can be its own, and only the names of routes are told.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django.conf import settings
 
-from ..endpoints.listing import list_endpoints
+from ..endpoints.listing import DECIDED, list_endpoints
 from ..engine.conf import get_settings
+from ..engine.execution.once import DONE, JSON, STORED_AS
 from ..engine.stores import alias_for
+from ..engine.stores.sealing import unseal_response
 from ..engine.stores.states import Clock
+from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
 from .lookups import needs_attention
 
@@ -26,15 +39,19 @@ if TYPE_CHECKING:
 
 READ = 1_000
 """The maximum number of keys that each of the two queries reads."""
+READ_AT_ONCE = 500
+"""How many keys of an operation are compared at once with the same keys of other operations."""
+LOOKED_AT = 5
+"""How many completed keys of a name are looked at to find out whether `run_once` has stored them."""
 LOST = "database {!r} stores keys of {!r}, but no endpoint has that name: their retries run again."
 OF_A_ROUTE = re.compile("[A-Z]+ .*")
 """An operation without an explicit name is named after its method and route."""
+OF_A_FUNCTION = re.compile(r"\w+(\.\w+)+")
+"""`run_once` names an operation after its function."""
 
 
-def operations_without_a_route(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
-    """List the stored operation names that consist of a method and a route but no longer belong to any endpoint.
-
-    Explicit names are left out, because `run_once` also uses them.
+def unknown_operations(*, using: str | None = None, urlconf: str | None = None) -> list[str]:
+    """List the names of stored operations that no endpoint has any more. See Note [Names that no endpoint has].
 
     Args:
         using: database alias; default: the write alias of the key table.
@@ -44,14 +61,58 @@ def operations_without_a_route(*, using: str | None = None, urlconf: str | None 
         IdempotencyConfigurationError: the alias is unknown, or the options of an endpoint are invalid.
     """
     alias = alias_for(using)
-    stored: set[str] = set()
+    stored: dict[str, list[int]] = {}
     for keys in (needs_attention(using=alias)[:READ], expiring_next(alias)):
-        stored.update(filter(OF_A_ROUTE.fullmatch, keys.values_list("operation", flat=True)))
+        for operation, pk in keys.values_list("operation", "pk"):
+            stored.setdefault(operation, []).append(pk)
     if not stored or not get_settings().enabled:
         return []
-    known = {endpoint.operation for endpoint in list_endpoints(urlconf)}
+    endpoints = list_endpoints(urlconf)
+    known = {endpoint.operation for endpoint in endpoints}
     known |= {_in_every_language(operation) for operation in known}
-    return sorted(operation for operation in stored - known if _in_every_language(operation) not in known)
+    unknown = {operation for operation in stored if not {operation, _in_every_language(operation)} & known}
+    named = {operation for operation in unknown if not OF_A_ROUTE.fullmatch(operation)}
+    if any(endpoint.note == DECIDED for endpoint in endpoints):
+        return sorted(unknown - named)
+    of_jobs = {name for name in named if OF_A_FUNCTION.fullmatch(name) or _by_run_once(alias, name, stored[name])}
+    return sorted(unknown - of_jobs)
+
+
+def sent_to_two_operations(
+    operations: Iterable[str], *, using: str | None = None
+) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
+    """Yield each key of these operations together with the same caller's key of the same text in another operation.
+
+    After a rename, both may have charged the customer. The table is read once for each operation, because no index
+    begins with the operation; the other keys are found by an index.
+
+    Args:
+        operations: the old names, for example from `unknown_operations`.
+        using: database alias; default: the write alias of the key table.
+    """
+    keys = IdempotencyKey.objects.using(alias_for(using)).defer("body", "headers", "last_error", "decisions")
+    for operation in operations:
+        old = keys.filter(operation=operation).order_by("pk").iterator(chunk_size=READ_AT_ONCE)
+        while some := list(islice(old, READ_AT_ONCE)):
+            named = {(row.key, row.scope): row for row in some}
+            others = keys.filter(key_hash__in={row.key_hash for row in some}).exclude(operation=operation)
+            for other in others.order_by("pk"):
+                if (row := named.get((other.key, other.scope))) is not None:
+                    yield row, other
+
+
+def _by_run_once(alias: str, operation: str, pks: list[int]) -> bool:
+    """Whether a completed key of this operation holds what only `run_once` stores."""
+    rows = IdempotencyKey.objects.using(alias).filter(pk__in=pks, operation=operation, status_code=DONE)
+    return any(map(_is_result, rows.exclude(body=None).order_by("-pk")[:LOOKED_AT]))
+
+
+def _is_result(row: IdempotencyKey) -> bool:
+    with suppress(NotDecryptable, RecursionError, ValueError):
+        kept = unseal_response(row, row)
+        value = json.loads(kept.body or b"null") if tuple(map(tuple, kept.headers)) == JSON else None
+        return isinstance(value, dict) and set(value) in STORED_AS
+    return False
 
 
 def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:

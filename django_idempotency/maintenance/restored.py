@@ -34,7 +34,7 @@ def remember_calls(
     Args:
         scope: `operation.scope`, which the charge's metadata should carry: the scope as the endpoint's `scope=` returns
             it, or as the admin shows it.
-        operation: the operation's name, such as "POST pay/".
+        operation: `operation.name`, which the charge's metadata should carry, too, such as "POST pay/".
         key: the client's key, without quotes.
         results: the result of each step that the work or `reconcile` must find, by the step's name. Each is JSON, or a
             saved model instance. Leave out steps that wrote rows, because those rows are lost and must be rewritten.
@@ -47,8 +47,12 @@ def remember_calls(
     Raises:
         ResultNotStorable: a result cannot be stored. Nothing was changed.
         NotDecryptable: a stored result cannot be decrypted. Nothing was changed.
+        ValueError: the scope, the operation or the key is empty, as in an export of charges that don't carry it.
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
+    for given, value in {"scope": scope, "operation": operation, "key": key}.items():
+        if not value:  # a key that no retry would ever find
+            raise ValueError(f"{given}={value!r}: fill it in, as the endpoint of this charge stores it.")
     identity, ttl = identify_given(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))

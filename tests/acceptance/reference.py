@@ -62,6 +62,7 @@ COMMANDS = (
     "idempotency_endpoints",
     "idempotency_metrics",
     "recover_idempotency_keys",
+    "renamed_idempotency_keys",
     "resolve_idempotency_keys",
 )
 OF_DATABASES = ("database", "all_databases", "dry_run", "max_seconds")

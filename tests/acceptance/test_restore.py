@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +16,14 @@ from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
 
+from django_idempotency import idempotent
 from django_idempotency.engine.stores.states import Seen
 from django_idempotency.keys import caller_scope
+from django_idempotency.maintenance import remember_calls
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 
-COLUMNS = ["id", "scope", "key", "basket"]
+COLUMNS = ["id", "scope", "operation", "key", "basket"]
 
 
 class Gateway(ModuleType):
@@ -52,16 +55,18 @@ class Shop:
         self.gateway = Gateway()
         monkeypatch.setitem(sys.modules, "shop.gateway", self.gateway)
         sys.modules["shop"].gateway = self.gateway  # type: ignore[attr-defined]
-        serve(path("pay/", run("docs/operations.md", "shop/without_the_request.py").pay))
+        module = run("docs/operations.md", "shop/without_the_request.py")
+        bill = idempotent(operation="pay a bill", lease=120, reconcile=module.finish)(module.pay.__wrapped__)
+        serve(path("pay/", module.pay), path("bill/", bill))
         self.clients = [Client(raise_request_exception=False) for _ in range(3)]
         for number, client in enumerate(self.clients):
             client.force_login(get_user_model().objects.create_user(f"user-{number}"))
 
-    def pay(self, number: int) -> int:
+    def pay(self, number: int, route: str = "pay") -> int:
         headers = {"Idempotency-Key": f"key-{number}"}
         basket = {"amount": 100 + number}
         client = self.clients[number % 3]
-        return client.post("/pay/", basket, content_type="application/json", headers=headers).status_code
+        return client.post(f"/{route}/", basket, content_type="application/json", headers=headers).status_code
 
     def restored(self) -> None:
         """Seven are completed and three in doubt at the time of the backup, and ten come later."""
@@ -109,6 +114,32 @@ def test_each_charge_gets_its_order_without_any_client(
     assert sorted(Order.objects.values_list("amount", flat=True)) == list(range(100, 120))
     assert [shop.pay(number) for number in range(20)] == [201] * 20
     assert (len(shop.gateway.book), Order.objects.count()) == (22, 20)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_endpoints_with_one_gateway_each_gets_its_own_charges(shop: Shop, run: Any, tmp_path: Path) -> None:
+    """The whole export is entered: each charge names its operation, and becomes an order of no other one."""
+    sent = [(number, "bill" if number % 2 else "pay") for number in range(6)]
+    assert [shop.pay(*each) for each in sent] == [201] * 6
+    IdempotencyKey.objects.all().delete()
+    Order.objects.all().delete()
+    shop.gateway.export(tmp_path / "charges.csv")
+    assert run("docs/runbook.md", "shop/after_a_restore.py").compare(tmp_path / "charges.csv") == []
+    call_command("recover_idempotency_keys", "--older-than=0", verbosity=0)
+    completed = IdempotencyKey.objects.filter(status="completed")
+    assert Counter(completed.values_list("operation", flat=True)) == {"pay a basket": 3, "pay a bill": 3}
+    assert [shop.pay(*each) for each in sent] == [201] * 6
+    assert (Order.objects.count(), len(shop.gateway.book)) == (6, 6)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("missing", ["scope", "operation", "key"])
+def test_a_charge_that_does_not_say_whose_it_is_is_refused(missing: str) -> None:
+    """Its key would be one that no retry finds, and the retry would charge again."""
+    known = {"scope": "s", "operation": "pay a basket", "key": "k"} | {missing: ""}
+    with pytest.raises(ValueError, match=f"^{missing}='': fill it in, as the endpoint of this charge stores it.$"):
+        remember_calls(**known, results={"charge": {"id": "ch_1"}})
+    assert not IdempotencyKey.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -38,6 +38,7 @@ FIRING: list[tuple[str | None, dict[str, int | None], dict[str, int]]] = [
     ("IdempotencyProtectionOff", {}, {"unprotected": 1}),
     ("IdempotencyPaused", {"paused": 1}, {}),
     ("IdempotencyPaused", {}, {"paused": 1}),
+    ("IdempotencyOperationUnknown", {"unknown_operations": 1}, {}),
     ("IdempotencySchemasNotCounted", {"schemas_not_counted": 1}, {}),
     ("IdempotencyAtomicRequestHangs", {"oldest_atomic_in_flight_seconds": 61}, {}),
     (None, {"oldest_atomic_in_flight_seconds": 60}, {}),

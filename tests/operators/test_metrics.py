@@ -20,6 +20,7 @@ from django_idempotency import IdempotencyConfigurationError, NotDecryptable, Pa
 from django_idempotency.maintenance.cleanup import cleanup_idempotency_keys
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.signals import key_event
+from django_idempotency.testing import create_key
 from tests.at_rest import NEW, OLD
 from tests.expired import make_leased, without_tables
 from tests.leased_urls import GATEWAY, HOOKS
@@ -356,3 +357,15 @@ def test_a_worker_counts_what_it_runs_without_protection(
     settings.IDEMPOTENCY = {}
     found = {name: value for name, value in scrape().items() if name[0] == "idempotency_key_outcomes_total"}
     assert found == {("idempotency_key_outcomes_total", "POST pay", "unprotected"): 2}
+
+
+@pytest.mark.django_db
+def test_a_gauge_counts_operations_that_no_endpoint_has(scrape: Scrape, settings: Any) -> None:
+    """Explicit names, too. A URLconf that cannot be read says nothing about them, and keeps the other gauges."""
+    for operation in ("POST gone/", "POST gone/", "pay a basket"):
+        create_key(f"k-{IdempotencyKey.objects.count()}", operation=operation)
+    assert scrape()["idempotency_keys_unknown_operations", "default"] == 2
+    settings.ROOT_URLCONF = "no.such.urls"
+    found = scrape()
+    assert ("idempotency_keys_unknown_operations", "default") not in found
+    assert found["idempotency_keys_in_doubt", "default"] == 0

@@ -99,6 +99,14 @@ class Operation:
         return None if self._identity is None else self._identity.scope
 
     @property
+    def name(self) -> str | None:
+        """The name of the operation as the key's row stores it, or None if there is no key.
+
+        After a restore, the metadata of a charge must tell whose charge it is: send it along with `scope` and `key`.
+        """
+        return None if self._identity is None else self._identity.operation
+
+    @property
     def reference(self) -> str | None:
         """The 16 hexadecimal digits that represent the key in logs and the admin, or None if there is no key."""
         return None if self._identity is None else self._identity.reference

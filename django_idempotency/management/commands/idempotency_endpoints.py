@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...endpoints.formats import as_markdown, as_table
 from ...endpoints.listing import Endpoint, list_endpoints
-from ...maintenance.renamed import LOST, operations_without_a_route
+from ...maintenance.renamed import LOST, unknown_operations
 from ..base import IdempotencyCommand, several
 
 FORMATS = {"table": as_table, "markdown": as_markdown}
@@ -64,7 +64,7 @@ class Command(IdempotencyCommand):
                 # A pattern that is no longer needed could later hide a new unprotected endpoint.
                 self.stderr.write(f"Nothing unprotected matches {pattern!r}: remove it.")
         if options["database"]:
-            for operation in operations_without_a_route(using=options["database"], urlconf=options["urlconf"]):
+            for operation in unknown_operations(using=options["database"], urlconf=options["urlconf"]):
                 self.stderr.write(LOST.format(options["database"], operation))
         left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
