@@ -1,4 +1,3 @@
-# django-idempotency/client.py, revision 2
 """A client that retries, with an outbox in a file: see clients.md."""
 
 import json

@@ -8,8 +8,7 @@ from functools import partial
 import graphene
 from graphene_django.views import GraphQLView
 from shop import models
-
-from django_idempotency.graphql import CountsEntries, mutate_once
+from shop.mutations import CountsEntries, mutate_once
 
 
 def create_order(reference, amount):

@@ -1,4 +1,3 @@
-# django-idempotency/shards.py, revision 2
 """A router by tenant for orders and keys, and its middleware: see databases.md.
 
 tests/databases/clusters/test_shards.py runs this file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from threading import Lock
+from threading import RLock
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
@@ -22,12 +22,15 @@ class MemoryBackend(KeyValueBackend):
     """Stores keys only in this process; they are lost when it ends, and other processes don't see them."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._kept: dict[str, tuple[bytes, float]] = {}
         self._crowded = CROWDED
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
-        with self._lock:
+        try:
+            # In Python 3.14, an exception of a signal handler can strike just after a `with` statement has taken a
+            # lock, which is then never released.
+            self._lock.acquire()
             now = time.monotonic()
             found, expires = self._kept.get(name, (None, now))
             if expires <= now:
@@ -40,10 +43,14 @@ class MemoryBackend(KeyValueBackend):
             elif found == old:
                 self._kept.pop(name, None)
             return found
+        finally:
+            try:  # noqa: SIM105 (an exception could strike in `suppress`, before the release)
+                self._lock.release()
+            except RuntimeError:  # it struck while another thread had the lock
+                pass
 
     def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
+        self._kept = {}
 
     def check(self) -> Iterator[CheckMessage]:
         if not settings.DEBUG:

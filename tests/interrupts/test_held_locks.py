@@ -1,4 +1,4 @@
-"""psycopg's own lock, left held by an exception that struck in psycopg: nothing waits for it."""
+"""Locks of psycopg and Django, left held by an exception that struck as they were taken: nothing waits for them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def holds_the_lock() -> int:
     """In Python 3.14, an exception can strike between the two halves of `with raw.lock:`."""
     pk = Order.objects.create(reference="struck").pk
     connections["default"].connection.lock.acquire()
+    raise Limit(pk)
+
+
+def holds_djangos_lock() -> int:
+    """The same, as Django asks before a query whether threads share the connection."""
+    pk = Order.objects.create(reference="struck").pk
+    connections["default"]._thread_sharing_lock.acquire()
     raise Limit(pk)
 
 
@@ -68,3 +75,13 @@ def test_the_connection_is_given_up(act: Callable[..., None], changes: dict[str,
         finally:
             wrapper.close()
             wrapper.close_pool()
+
+
+@pytest.mark.parametrize("act", [atomic, leased, in_callers])
+def test_djangos_own_lock_is_replaced(act: Callable[..., None]) -> None:
+    """Every later query would wait for it."""
+    with pytest.raises(Limit):
+        act(holds_djangos_lock)
+    act(place)
+    act(place, "l")
+    assert list(Order.objects.values_list("reference", flat=True)) == ["later"] * 2

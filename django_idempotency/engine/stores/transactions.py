@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import Error, connections, transaction
@@ -150,6 +151,7 @@ class Transaction:
         Does nothing if the transaction has ended. If the connection can't be put back, it is given up.
         """
         connection = self.connection
+        _replace_held_lock(connection)
         if not self._is_over():
             if self.is_outermost:
                 self._roll_back_all()
@@ -224,6 +226,7 @@ class Transaction:
     def _doom(self) -> None:
         """Make sure that the caller can't commit its transaction, which may contain half of ours."""
         connection, before = self.connection, self.before
+        _replace_held_lock(connection)
         del connection.atomic_blocks[len(before.blocks) :], connection.savepoint_ids[len(before.savepoints) :]
         connection.in_atomic_block = before.in_atomic_block
         connection.needs_rollback = True
@@ -239,17 +242,14 @@ class Transaction:
         self.block = None
 
 
-def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
+def atomically(alias: str, work: Callable[[], T], **how: bool) -> T:
     """Do the work inside `atomic()`, from which no exception leaves a transaction open.
 
     See Note [An exception at any moment].
 
     Args:
-        alias: None does the work without a transaction.
         how: the arguments of `atomic()`.
     """
-    if alias is None:
-        return work()
     own = Transaction(connections[alias])
     if how.get("durable") and own.before.blocks and not own.before.blocks[-1]._from_testcase:
         # Django would notice only once the block is being entered.
@@ -284,6 +284,7 @@ def give_up(connection: Any) -> None:
     The next query opens another one. Until then, Django itself would still count the blocks.
     """
     connection.closed_in_transaction = connection.needs_rollback = False
+    _replace_held_lock(connection)
     _forget_blocks(connection)
     _cut_off(connection)
     with suppress(Error):
@@ -306,6 +307,16 @@ def _is_stuck(connection: Any) -> bool:
     """
     lock = getattr(connection.connection, "lock", None)
     return lock is not None and bool(lock.locked())
+
+
+def _replace_held_lock(connection: Any) -> None:
+    """Replace the lock with which Django asks, before each query, whether threads share the connection.
+
+    It can be left held as psycopg's can, and every later query would wait for it. Nobody else holds it for longer than
+    an addition takes.
+    """
+    if connection._thread_sharing_lock.locked():
+        connection._thread_sharing_lock = Lock()
 
 
 def _cut_off(connection: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 LONGER = os.environ.get("INTERRUPTS", "1")
 """How many times as many strikes as usual, or `all`."""
+AT = os.environ.get("INTERRUPTS_AT", "")
+"""What the names of the places must contain."""
 SEED = os.environ.get("INTERRUPTS_SEED", "1")
 
 

@@ -1,7 +1,8 @@
 """Strikes at each place where CPython runs signal handlers; then the books.
 
 A sample here. More of it, by a seed that makes the same plan again: `INTERRUPTS=20 INTERRUPTS_SEED=7 tox run -e
-interrupts`, or all of it: `INTERRUPTS=all`.
+interrupts`, or all of it: `INTERRUPTS=all`. `INTERRUPTS_AT=transaction.py:` strikes only the
+places whose names contain that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.backends import configured
 from tests.interrupts.strikes import atomic, books, elsewhere, leased, maintenance
 from tests.interrupts.strikes.checks import Surroundings, arrived, driver, server, stacks_and_hooks
 from tests.interrupts.strikes.engine import KINDS, Hung, Place, places, strike, watching
-from tests.interrupts.strikes.figures import LONGER, SEED
+from tests.interrupts.strikes.figures import AT, LONGER, SEED
 from tests.interrupts.strikes.scenarios import Scenario, callers_block
 from tests.interrupts.strikes.ways import going, reset, ways
 
@@ -95,6 +96,7 @@ def all_places(scenario: Scenario) -> list[Place]:
 
 def chosen(case: str, found: list[Place]) -> list[tuple[Place, type[BaseException]]]:
     chance = random.Random(f"{SEED} {case}")
+    found = [place for place in found if AT in str(place)]
     if LONGER != "all":
         found = chance.sample(found, min(len(found), SAMPLE * int(LONGER)))
     return [(place, chance.choice(KINDS)) for place in found]

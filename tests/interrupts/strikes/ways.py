@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from django.db import connection, connections
@@ -51,6 +52,7 @@ def reset() -> None:
     connection.atomic_blocks, connection.savepoint_ids, connection.run_on_commit = [], [], []
     connection.run_commit_hooks_on_set_autocommit_on = False
     connection.execute_wrappers.clear()
+    connection._thread_sharing_lock = Lock()
     raw, connection.connection = connection.connection, None
     if raw is not None:
         lock = getattr(raw, "lock", None)
