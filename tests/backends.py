@@ -31,6 +31,8 @@ TABLE = {
 }
 CLUSTERED = 55535
 """The highest port of a node of a Redis cluster, whose other port is 10,000 higher."""
+SERVERS = {kind: pytest.mark.server for kind in KINDS if kind != "memory"}
+"""The mark of a test that starts a server."""
 _started: dict[str, dict[str, Any]] = {}
 _servers = ExitStack()
 

@@ -22,6 +22,7 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*vendors): run on these databases only")
+    config.addinivalue_line("markers", "server: the test needs a server, which the quick run does without")
     config.addinivalue_line("markers", "uncounted: the test changes steps by hand, or leaves no connection")
 
 

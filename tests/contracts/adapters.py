@@ -54,6 +54,7 @@ class Answer:
     body: Any = ""
     headers: dict[str, str] = field(default_factory=dict)
     replayed: str | None = None
+    cookies: dict[str, str] = field(default_factory=dict)
 
     @property
     def kept(self) -> tuple[Any, ...]:
@@ -109,7 +110,8 @@ class Adapter:
             )
             received = dict(response.headers)
             mark = received.pop("Idempotency-Replayed", None)
-            return Answer(response.status_code, response.content, received, mark)
+            cookies = {name: morsel.value for name, morsel in response.cookies.items()}
+            return Answer(response.status_code, response.content, received, mark, cookies)
 
         return send
 
@@ -124,7 +126,14 @@ def responding(work: Work) -> Callable[[Any], HttpResponse]:
 
 
 def response_of(answer: Answer) -> HttpResponse:
-    return HttpResponse(answer.body, status=answer.status, headers=answer.headers, content_type="application/json")
+    response = HttpResponse(answer.body, status=answer.status, headers=answer.headers, content_type="application/json")
+    return with_cookies(response, answer)
+
+
+def with_cookies(response: Any, answer: Answer) -> Any:
+    for name, value in answer.cookies.items():
+        response.set_cookie(name, value)
+    return response
 
 
 def aresponding(work: Work) -> Callable[[Any], Any]:
@@ -195,7 +204,8 @@ class RestFramework(Adapter):
                 refused = APIException(str(error))
                 refused.status_code = error.status
                 raise refused from error
-            return Response(json.loads(answer.body or "null"), status=answer.status, headers=answer.headers)
+            response = Response(json.loads(answer.body or "null"), status=answer.status, headers=answer.headers)
+            return with_cookies(response, answer)
 
         return create
 

@@ -223,6 +223,14 @@ class TestOutcomes:
         assert counts() == (1, 1)
         assert not IdempotencyKey.objects.get().body
 
+    def test_a_cookie_is_for_the_first_client_alone(self, http: Adapter) -> None:
+        """It may hold a session: no replay sends it, and it is not stored."""
+        send = http.protect(lambda request: Answer(headers={"Set-Cookie": "a=secret"}, cookies={"b": "secret"}))
+        first, second = send(), send()
+        assert (first.replayed, first.headers["Set-Cookie"], first.cookies) == ("false", "a=secret", {"b": "secret"})
+        assert (second.replayed, "Set-Cookie" in second.headers, second.cookies) == ("true", False, {})
+        assert "secret" not in str(IdempotencyKey.objects.values().get())
+
     def test_a_body_of_the_allowed_length_is_stored(self, http: Adapter) -> None:
         work = lambda request: Answer(200, '"done"')  # noqa: E731
         measured = http.protect(work)("another")

@@ -13,11 +13,10 @@ from uuid import uuid4
 import pytest
 
 from django_idempotency.endpoints import list_endpoints
-from tests.backends import KINDS, configured
+from tests.backends import KINDS, SERVERS, configured
 from tests.contracts.adapters import Adapter, Answer, Function, Once, Refusal, all_adapters, code, marks
 from tests.heard import heard
 
-pytestmark = pytest.mark.only_on("postgresql")  # they ask no database, so one has them
 RUNS: list[int] = []
 
 
@@ -25,7 +24,7 @@ def placed(able: Any = lambda adapter: True, everywhere: bool = False) -> Any:
     """A fixture: the adapters that can, with their keys in memory; or everywhere: in Redis, too, and some elsewhere."""
     few = (Function, Once)
     places = [
-        pytest.param((kind, adapter), id=f"{kind}-{type(adapter).__name__}")
+        pytest.param((kind, adapter), id=f"{kind}-{type(adapter).__name__}", marks=SERVERS.get(kind, ()))
         for kind in (KINDS if everywhere else ("memory",))
         for adapter in all_adapters()
         if able(adapter) and (kind in ("memory", "redis") or type(adapter) in few)

@@ -9,13 +9,13 @@ import pytest
 
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.engine.conf import backend_for
-from tests.backends import KINDS, configured, in_redis
+from tests.backends import KINDS, SERVERS, configured, in_redis
 from tests.servers import eventually
 
 ODD = bytes(range(256)) * 8
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=SERVERS.get(kind, ())) for kind in KINDS])
 def backend(request: Any, settings: Any) -> KeyValueBackend:
     settings.IDEMPOTENCY = {"BACKENDS": {"events": configured(request.param)}}
     return backend_for("events")
@@ -68,6 +68,7 @@ def test_one_of_many_rivals_wins(backend: KeyValueBackend, name: str, in_threads
     assert set(found) - {None} == {b"1 %d" % winner}
 
 
+@pytest.mark.server
 def test_an_address_that_asks_for_text_gets_bytes(name: str, settings: Any) -> None:
     """Values are no text, and redis-py lets the address win over its arguments."""
     address = configured("redis")["OPTIONS"]["url"]
@@ -75,6 +76,7 @@ def test_an_address_that_asks_for_text_gets_bytes(name: str, settings: Any) -> N
     assert [backend_for("events").swap(name, old, ODD, 60) for old in (None, ODD)] == [None, ODD]
 
 
+@pytest.mark.server
 def test_a_lease_ends_for_its_owner_when_it_ends_for_others(
     name: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

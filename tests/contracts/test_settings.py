@@ -18,7 +18,7 @@ from django_idempotency.engine.conf import Idempotency, resolve
 from django_idempotency.engine.conf.options import OPTION_NAMES
 from tests.contracts.adapters import Adapter, adapters, create, marks
 
-pytestmark = [pytest.mark.django_db, pytest.mark.only_on("postgresql")]  # no database decides what options mean
+pytestmark = pytest.mark.django_db
 adapter = adapters(lambda adapter: True)
 
 

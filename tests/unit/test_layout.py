@@ -21,13 +21,14 @@ def imported(module: Path) -> Iterator[str]:
 
 
 def test_test_modules_do_not_import_each_other() -> None:
-    """What two of them need stands beside them: a test can move without another one."""
+    """What two of them need stands beside them: a test can move without another one. Contracts may be run again."""
     names = {module.stem for module in MODULES}
     found = {
         (str(module.relative_to(TESTS)), name)
         for module in TESTS.rglob("*.py")
         for name in imported(module)
         if name.startswith("tests.") and name.rpartition(".")[2] in names
+        if not name.startswith("tests.contracts.")
     }
     assert len(names) > 80
     assert found == set()

@@ -133,8 +133,8 @@ def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str,
 
 
 CONTRACT = (
+    *(f"tests/contracts/test_{name}.py" for name in ("attention", "late_claims", "leased", "races", "stores")),
     "tests/databases/stores/test_attention.py",
-    "tests/databases/stores/test_store.py",
     "tests/steps/threads/test_leased.py",
     *("tests/steps/test_about.py", "tests/steps/test_operation.py"),
     *("tests/operators/test_erasure.py", "tests/operators/test_resolution.py"),

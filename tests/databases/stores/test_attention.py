@@ -1,4 +1,4 @@
-"""The contract of keys that need attention, on the table of this database; and which indexes find them."""
+"""Which indexes find the keys that need attention. What they are is in ../../contracts/test_attention.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from django_idempotency.maintenance.erasure import of_scope
 from django_idempotency.maintenance.renamed import expiring_next
 from django_idempotency.models import IdempotencyKey
 from tests.claims import SNAPSHOT, a_claim
-from tests.contracts.attention import TestAttentionContract
 from tests.expired import make_leased
-
-__all__ = ["TestAttentionContract"]
 
 FILL = """
     INSERT INTO django_idempotency_idempotencykey (

@@ -10,18 +10,16 @@ from django.db import connection
 
 from django_idempotency.engine import stores
 from django_idempotency.engine.stores import store_for
-from tests.contracts.leased import (
-    _clean,
+from tests.contracts.test_leased import (
     test_a_takeover_has_one_winner,
     test_a_zombie_commits_nothing_beside_the_winner,
     test_fifty_duplicates_run_once,
 )
-from tests.contracts.races import store, test_one_of_twenty_wins
-from tests.contracts.stores import TestStoreContract
+from tests.contracts.test_races import store, test_one_of_twenty_wins
+from tests.contracts.test_stores import TestStoreContract
 
 __all__ = [  # tests and their fixtures, run once more
     "TestStoreContract",
-    "_clean",
     "store",
     "test_a_takeover_has_one_winner",
     "test_a_zombie_commits_nothing_beside_the_winner",

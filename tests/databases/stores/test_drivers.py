@@ -10,7 +10,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_idempotency import TransactionBroken, run_once
 from django_idempotency.models import IdempotencyKey
-from tests.contracts.states import STATES, TestStatesContract
+from tests.contracts.test_states import STATES, TestStatesContract
 from tests.tap import tapped, verbs
 from tests.ways import request_like
 

@@ -25,14 +25,13 @@ from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import make_key, page_of, staff, step
 from tests.claims import a_claim, expire, granted
-from tests.contracts.leased import (
-    _clean,
+from tests.contracts.test_leased import (
     test_a_takeover_has_one_winner,
     test_a_zombie_commits_nothing_beside_the_winner,
     test_fifty_duplicates_run_once,
 )
-from tests.contracts.races import attempt, finish, store, test_one_of_twenty_wins
-from tests.contracts.stores import TestStoreContract
+from tests.contracts.test_races import attempt, finish, store, test_one_of_twenty_wins
+from tests.contracts.test_stores import TestStoreContract
 from tests.http import post_empty
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks
@@ -40,7 +39,6 @@ from tests.shopapp.models import Order
 
 __all__ = [  # tests and their fixtures, run once more
     "TestStoreContract",
-    "_clean",
     "store",
     "test_a_takeover_has_one_winner",
     "test_a_zombie_commits_nothing_beside_the_winner",

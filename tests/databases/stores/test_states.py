@@ -22,9 +22,6 @@ from django_idempotency.engine.stores.states import (
     as_sql,
 )
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.contracts.states import TestStatesContract
-
-__all__ = ["TestStatesContract"]
 
 HOUR = timedelta(hours=1)
 LEASES = {"none": None, "live": HOUR, "over": -HOUR}

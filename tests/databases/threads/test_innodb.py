@@ -17,7 +17,7 @@ from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_once import beside, once
 from tests.claims import a_claim, claim_and_commit, expire
-from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
+from tests.contracts.test_races import SNAPSHOT, attempt, finish, isolation, store
 from tests.leases import Broken, lapse
 from tests.servers import DEADLINE
 from tests.sql import ask

@@ -18,7 +18,7 @@ from django_idempotency.exceptions import TransactionBroken
 from django_idempotency.models import IdempotencyKey
 from tests.at_once import CALLERS, once, order, references, without_autocommit
 from tests.claims import a_claim, expire
-from tests.contracts.races import SNAPSHOT, finish, store
+from tests.contracts.test_races import SNAPSHOT, finish, store
 from tests.servers import DEADLINE
 from tests.sql import ask
 

@@ -15,7 +15,7 @@ from django_idempotency.engine.stores.innodb import LOCK_WAIT_TIMEOUT
 from django_idempotency.models import IdempotencyKey
 from tests.at_once import impatiently
 from tests.claims import a_claim, expire
-from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store
+from tests.contracts.test_races import SNAPSHOT, attempt, finish, isolation, store
 from tests.sql import ask
 
 __all__ = ["isolation", "store"]  # fixtures

@@ -18,24 +18,12 @@ from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.models import IdempotencyKey
 from tests.at_once import TIMEOUTS, impatiently
 from tests.claims import a_claim, expire
-from tests.contracts.races import SNAPSHOT, attempt, finish, isolation, store, test_one_of_twenty_wins
+from tests.contracts.test_races import SNAPSHOT, attempt, finish, isolation, store, way
 from tests.sql import ask
-from tests.ways import WAYS, going
 
-__all__ = [
-    "isolation",
-    "store",
-    "test_one_of_twenty_wins",
-]  # a test and its fixtures, which the partitioned table must pass as well
+__all__ = ["isolation", "store", "way"]  # fixtures
 Threads = Callable[..., list[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(params=WAYS if connection.vendor == "postgresql" else WAYS[:1], autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """On PostgreSQL these races run twice: by prepared statements, and by text."""
-    with going(request.param):
-        yield
 
 
 ROW_LOCKS = pytest.mark.only_on("postgresql", "mysql")

@@ -16,7 +16,7 @@ from django_idempotency.exceptions import NotResolvable
 from django_idempotency.maintenance.resolution import release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import SNAPSHOT, a_claim, claim_and_commit
-from tests.contracts.leased import elsewhere
+from tests.contracts.test_leased import elsewhere
 from tests.leases import lapse
 from tests.servers import eventually
 from tests.sql import ask

@@ -1,4 +1,4 @@
-"""Leased mode with real threads: zombies, takeovers, waiting duplicates, clocks."""
+"""Leased mode with real threads: waiting duplicates, clocks, and late workers beside those of the contract."""
 
 from __future__ import annotations
 
@@ -18,25 +18,13 @@ from django_idempotency.engine.protocol.outcomes import Claimed, InDoubt
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.claims import a_claim
-from tests.contracts.leased import (
-    _clean,
-    elsewhere,
-    test_a_takeover_has_one_winner,
-    test_a_zombie_commits_nothing_beside_the_winner,
-    test_fifty_duplicates_run_once,
-)
+from tests.contracts.test_leased import elsewhere
 from tests.http import post_empty
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Slow, lapse
 from tests.servers import eventually
 from tests.shopapp.models import Order
 
-__all__ = [  # tests and their fixture, which the partitioned table must pass as well
-    "_clean",
-    "test_a_takeover_has_one_winner",
-    "test_a_zombie_commits_nothing_beside_the_winner",
-    "test_fifty_duplicates_run_once",
-]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.leased_urls")]
 
 

@@ -1,4 +1,4 @@
-"""Claims at the same moment, by threads."""
+"""The contract of claims at the same moment, by threads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from django.db import DatabaseError, connection, transaction
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from tests.claims import a_claim, expire
+from tests.ways import WAYS, going
 
 Threads = Callable[..., list[Any]]
 SNAPSHOT = Snapshot(status_code=201, headers=(), body=b"done")
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=WAYS if connection.vendor == "postgresql" else WAYS[:1], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On PostgreSQL these races run twice: by prepared statements, and by text."""
+    with going(request.param):
+        yield
 
 
 @pytest.fixture

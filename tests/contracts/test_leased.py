@@ -1,4 +1,4 @@
-"""Leased keys and threads: zombies, takeovers, duplicates. To be run with the URLs of tests.leased_urls."""
+"""The contract of leased keys with threads: zombies, takeovers, duplicates."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 
 Threads = Callable[..., list[Any]]
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.leased_urls")]
 
 
 @contextmanager
