@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_idempotency.engine.conf.options import OPTION_NAMES, defaults
+from django_idempotency.engine.conf.options import NOT_FINAL, OPTION_NAMES, defaults
 from django_idempotency.engine.conf.settings import SETTING_NAMES, Settings
 from tests.acceptance.reference import DOCS, pages, updated
 
@@ -34,7 +34,7 @@ IN_WORDS = {
     "scope": "the caller",
     "operation": "method and route",
     "key": "the header",
-    "record": "below 500, not 401, 403, 408, 412, 423, 425, 429",
+    "record": f"below 500, not {', '.join(map(str, sorted(NOT_FINAL)))}",
     "ttl": "24 hours; 35 days with `lease`",
     "using": "the write alias",
 }

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_idempotency import TransactionBroken
 from django_idempotency.endpoints import list_endpoints
+from django_idempotency.engine.conf.options import NOT_FINAL
 from django_idempotency.models import IdempotencyKey
 from tests.contracts.adapters import (
     RUNS,
@@ -130,7 +131,7 @@ class TestOutcomes:
 
     def test_an_answer_that_is_not_final_frees_the_key(self, http: Adapter) -> None:
         """Its writes stay: a counter of wrong PINs counts."""
-        statuses = [401, 403, 408, 412, 423, 425, 429] * 2
+        statuses = sorted(NOT_FINAL) * 2
         send = http.protect(answers(*statuses))
         for number, status in enumerate(statuses, start=1):
             assert (marks([send()]), counts()) == ([(status, "false")], (number, 0))

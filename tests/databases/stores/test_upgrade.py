@@ -1,4 +1,4 @@
-"""docs/upgrade_from_0_3_0.sql: tables of 0.3.0 become the present ones, and each key stays what it was."""
+"""docs/upgrade_from_0_3_0.sql, then `migrate`: tables of 0.3.0 become the present ones, and each key stays the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 
 from django_idempotency import OutcomeUnknown, run_once
@@ -67,9 +68,22 @@ def upgraded(transactional_db: None) -> Iterator[dict[str, Any]]:
                 # The next id, as `pg_dump` keeps it: the rows bring theirs.
                 cursor.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table}")
             cursor.execute(SCRIPT.read_text())
+            migrate(cursor)
             yield before
         finally:
             cursor.execute("RESET search_path; DROP SCHEMA upgraded CASCADE")
+
+
+def migrate(cursor: Any) -> None:
+    """What a user types next. 0.3.0 has applied the first migration; every later one is still to come."""
+    cursor.execute(
+        "CREATE TABLE django_migrations (LIKE public.django_migrations INCLUDING ALL); "
+        "INSERT INTO django_migrations SELECT * FROM public.django_migrations "
+        "WHERE app <> 'django_idempotency' OR name = '0001_initial'"
+    )
+    cursor.execute("SET search_path TO upgraded, public")  # the tables of permissions are there
+    call_command("migrate", "django_idempotency", verbosity=0)
+    cursor.execute("SET search_path TO upgraded")
 
 
 def fill() -> None:
