@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -18,16 +19,22 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
     *("tests.acceptance.tutorial", "tests.contracts", "tests.interrupts.retrying", "tests.http", "tests.leases"),
     *("tests.extra.projects.harness", "tests.works"),
 )
+LONG = ("acceptance/test_demo.py", "browser", "interrupts/test_bursts.py", "interrupts/test_chaos.py")
+"""What needs a minute of its own: the demo once more, whole browsers, and servers that are killed at random."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*vendors): run on these databases only")
+    config.addinivalue_line("markers", "long: the test is in LONG; `tox run -e tests` leaves it to `.ci/run`")
     config.addinivalue_line("markers", "server: the test needs a server, which the quick run does without")
     config.addinivalue_line("markers", "uncounted: the test changes steps by hand, or leaves no connection")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = [Path(__file__).parent / part for part in LONG]
     for item in items:
+        if any(item.path.is_relative_to(part) for part in long):
+            item.add_marker(pytest.mark.long)
         for marker in item.iter_markers("only_on"):
             if connection.vendor not in marker.args:
                 reason = f"about {' and '.join(marker.args)}, the database at hand is {connection.vendor}"
@@ -134,7 +141,12 @@ def in_threads() -> Callable[..., list[Any]]:
     """Run a callable n times at once, each in a thread with database connections of its own."""
 
     def run(n: int, target: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(n) as pool:
-            return [future.result(timeout=60) for future in [pool.submit(isolated(target), i) for i in range(n)]]
+        pool = ThreadPoolExecutor(n)
+        futures = [pool.submit(isolated(target), number) for number in range(n)]
+        running = wait(futures, timeout=60).not_done
+        pool.shutdown(wait=not running)
+        late = [number for number, future in enumerate(futures) if future in running]
+        assert late == [], f"waited 60 seconds in vain for threads {late} of {n} in {target!r}"
+        return [future.result() for future in futures]
 
     return run
