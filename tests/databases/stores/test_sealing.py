@@ -22,7 +22,7 @@ from django_idempotency.maintenance.resolution import close_with, record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_rest import NEW, OLD, everything
 from tests.claims import SNAPSHOT, a_claim, expire
-from tests.contracts import stores
+from tests.contracts import test_stores
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
@@ -54,7 +54,7 @@ def ask(**changes: Any) -> Any:
         return store_for("default").claim(a_claim(**changes))
 
 
-class TestEncrypted(stores.TestStoreContract):
+class TestEncrypted(test_stores.TestStoreContract):
     """The contract of a store, with encryption switched on."""
 
 
