@@ -255,6 +255,28 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
 
 
 @pytest.mark.django_db
+def test_a_second_key_gets_past_a_gateway_that_replays_its_error(run, serve, client, gateway):
+    """Its first derived key is lost for good: the second call charges once, and makes the one order."""
+    answered: dict[str, bool] = {}
+    charge = gateway.charge
+
+    def replaying(amount: int, *, idempotency_key: str) -> Any:
+        if not answered.setdefault(idempotency_key, bool(answered)):
+            raise ConnectionError("500")
+        return charge(amount, idempotency_key=idempotency_key)
+
+    gateway.charge = replaying
+    sys.modules["shop"].gateway = gateway
+    serve(path("pay/", run("docs/leased.md", "shop/second_key.py").pay))
+    client.raise_request_exception = False
+
+    sent = [client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code for _ in range(3)]
+
+    assert sent == [500, 201, 201]
+    assert (len(gateway.books), models.Order.objects.count()) == (1, 1)
+
+
+@pytest.mark.django_db
 def test_the_recovery_asks_the_example(run, serve, client, gateway):
     """Its client does not come back: the charge is recorded, and the key waits for the next retry."""
     sys.modules["shop"].gateway = gateway
