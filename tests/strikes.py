@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 from uuid import UUID
+
+from django.db import connection
 
 
 class Limit(Exception):
@@ -29,6 +32,30 @@ def striking(error: type[BaseException] = Limit) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGUSR1, former)
+
+
+@contextmanager
+def struck_at(statement: str) -> Iterator[None]:
+    """Meanwhile, a limit strikes once, as soon as this statement is done: Django logs it before it notes the change."""
+    left = [statement]
+
+    def interrupt(record: logging.LogRecord) -> bool:
+        if left and str(getattr(record, "sql", "")).startswith(left[0]):
+            left.clear()
+            raise Limit
+        return True
+
+    logger, level = logging.getLogger("django.db.backends"), logging.getLogger("django.db.backends").level
+    connection.force_debug_cursor = True
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(interrupt)
+    try:
+        yield
+    finally:
+        logger.removeFilter(interrupt)
+        logger.setLevel(level)
+        connection.force_debug_cursor = False
+    assert not left, f"{statement} was not sent"
 
 
 def strike(*ignored: Any) -> None:

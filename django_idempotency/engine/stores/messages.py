@@ -115,13 +115,11 @@ class State(NamedTuple):
     name: str
     calls: Mapping[bytes, int] | None = None
 
-    def is_planned(self, call: bytes) -> bool:
-        return self.calls is not None and self.calls.get(call, 0) >= PLANNED
-
     def after(self, call: bytes) -> State:
-        if self.calls is None or self.is_planned(call):
+        """Return the state after an execution of this prepared statement."""
+        if self.calls is None or (called := self.calls.get(call, 0)) == PLANNED:
             return self
-        return State(self.name, {**self.calls, call: self.calls.get(call, 0) + 1})
+        return State(self.name, {**self.calls, call: called + 1})
 
 
 BY_CURSOR, NEW, TEXT, USED, PREPARED = (
@@ -184,7 +182,7 @@ class Statement:
                 literal = escape(text.encode())
             literals.append(literal)
         if state.calls is not None:
-            literals.append(PLANNED_ALREADY if state.is_planned(self.call) else SEQSCAN_OFF)
+            literals.append(SEQSCAN_OFF if state.calls.get(self.call, 0) < PLANNED else PLANNED_ALREADY)
             return self.call + b", ".join(literals)
         return self._text % dict(zip(self._placeholders, literals, strict=True))
 

@@ -79,22 +79,23 @@ class Transaction:
     Attributes:
         connection: this thread's connection.
         before: its description from before the transaction began.
+        is_outermost: whether this is a transaction of its own.
         block: the `atomic()` block, from just before it begins until after it has ended.
     """
 
-    __slots__ = ("before", "block", "connection")
+    __slots__ = ("before", "block", "connection", "is_outermost")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.before = Before.of(connection)
+        self.is_outermost = self.before.autocommit and not self.before.in_atomic_block
         self.block: Any = None
 
-    @property
-    def is_outermost(self) -> bool:
-        return self.before.autocommit and not self.before.in_atomic_block
-
     def refuse_if_torn(self) -> None:
-        """Raise `TransactionBroken` if Django would take another block's end for the end of this transaction."""
+        """Raise `TransactionBroken` if the work caught an exception that had interrupted an inner block.
+
+        Django would then take the end of this transaction for the end of that block.
+        """
         blocks, before = self.connection.atomic_blocks, self.before
         savepoints = len(before.savepoints) + (not self.is_outermost)
         if (
@@ -130,10 +131,8 @@ class Transaction:
     def end(self) -> None:
         """Commit, or release the savepoint. If Django has noted that it must be rolled back, do that instead.
 
-        Raises:
-            TransactionBroken: the work caught an exception that had interrupted an inner block.
+        After any code of the project, call `refuse_if_torn` first.
         """
-        self.refuse_if_torn()
         connection = self.connection
         if connection.needs_rollback:
             self.roll_back()
@@ -258,6 +257,7 @@ def atomically(alias: str, work: Callable[[], T], **how: bool) -> T:
     def run() -> T:
         own.begin(**how)
         result = work()
+        own.refuse_if_torn()
         own.end()
         return result
 
@@ -289,9 +289,6 @@ def give_up(connection: Any) -> None:
     _cut_off(connection)
     with suppress(Error):
         connection.close()
-        if connection.connection is not None:  # Django doesn't close SQLite's databases in memory
-            connection.rollback()
-            connection.set_autocommit(True)
 
 
 def _forget_blocks(connection: Any) -> None:
