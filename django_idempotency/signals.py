@@ -37,6 +37,8 @@ key_event = Signal(use_caching=True)
             lost it, or the work took longer than its lease. A duplicate may have run in the meantime.
         "unstored": the backend did not store the result. The client got the response anyway, and a retry may run
             the work again.
+        "slow_call": a call ended after the lease of its attempt. A retry that came before that would have made the call
+            again beside it. Each process sends this once for each operation.
         "released": the run ended without a final result. The next retry runs the work again, unless a call in doubt
             prevents it.
         "taken_over": the lease of an attempt expired, and a new attempt has taken over the key. Sent instead of
@@ -51,8 +53,8 @@ key_event = Signal(use_caching=True)
         With "missing", "invalid", "paused" and "unprotected", only the operation is known, and the others are empty
         strings. None with "purged".
     attempt: with "claimed" and "taken_over", 1 for the first run and one more for each later run. Otherwise None.
-    reason: with "released", "held", "error" and "unprotected", what happened, without any text from the client.
-        Otherwise empty.
+    reason: with "released", "held", "error", "slow_call" and "unprotected", what happened, without any text from the
+        client. Otherwise empty.
     resource: the object that `operation.refer_to` has stored, as a tuple of type and id, or None.
     cleanup: with "purged", what `cleanup_idempotency_keys` returns. Otherwise None.
 """

@@ -21,7 +21,7 @@ from .protocol.digests import Identity, identify
 logger = logging.getLogger("django_idempotency")
 LEVELS = {
     **dict.fromkeys(("claimed", "unprotected"), logging.DEBUG),
-    **dict.fromkeys(("busy", "claim_lost", "taken_over"), logging.WARNING),
+    **dict.fromkeys(("busy", "claim_lost", "slow_call", "taken_over"), logging.WARNING),
     **dict.fromkeys(("held", "error", "unstored"), logging.ERROR),
 }
 """Everything else is INFO: a client can cause any number of the other events, so they must not be warnings."""

@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.utils.connection import ConnectionDoesNotExist
 from django.utils.translation import gettext as _
 
-from ..engine.execution.operation import decode, encode_step
+from ..engine.execution.results import decode, encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..exceptions import ResultNotStorable
 

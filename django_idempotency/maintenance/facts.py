@@ -103,22 +103,24 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, steps: bool = False, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the same order. All rows must be in the same database.
 
-    This takes at most two queries, however many rows there are, and none if all keys are completed, unless an argument
-    is True.
+    This takes at most two queries, however many rows there are, and one if all keys are completed, unless an argument
+    is True: the time is always the database's, by which keys expire.
 
     Args:
         steps: whether to read the steps even if all keys are completed.
         results: whether to read the steps with their results and errors, which can be large.
     """
     rows = list(rows)
-    if not (rows and (steps or results)) and all(row.status == IdempotencyKey.Status.COMPLETED for row in rows):
-        return [Facts(row, timezone.now(), []) for row in rows]
+    if not rows:
+        return []
     keys = IdempotencyKey.objects.using(rows[0]._state.db)
-    found = with_lost(IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows]).order_by("pk"))
+    now = keys.values_list(Clock(), flat=True).first() or timezone.now()  # if the rows have been deleted meanwhile
     steps_of = defaultdict(list)
-    for step in found if results else found.defer("result", "error"):
-        steps_of[step.key_id, step.key_hash, step.scope_hash].append(step)
-    now = keys.values_list(Clock(), flat=True).first() or timezone.now()
+    if steps or results or any(row.status != IdempotencyKey.Status.COMPLETED for row in rows):
+        found = IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows])
+        found = with_lost(found.order_by("pk"))
+        for step in found if results else found.defer("result", "error"):
+            steps_of[step.key_id, step.key_hash, step.scope_hash].append(step)
     return [Facts(row, now, steps_of[row.pk, row.key_hash, row.scope_hash]) for row in rows]
 
 

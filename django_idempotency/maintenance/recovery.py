@@ -320,6 +320,8 @@ def _told(store: Store, identity: Identity, outcome: Any, asking: _Asking) -> tu
     if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:
         return "completed", f"reconcile has answered {outcome.snapshot.status_code}"
     left = f". In doubt: {', '.join(asking.doubts)}" if asking.doubts else ""
+    if outcome.value is not None:  # of several doubts, it has not recorded each
+        return "left", f"reconcile has answered{left}: its answer is not kept until it records each of them"
     return "left", f"reconcile has left the key to the next retry{left}"
 
 

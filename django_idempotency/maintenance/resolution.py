@@ -18,7 +18,7 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.operation import encode_step
+from ..engine.execution.results import encode_step
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.stores.journal import locked, steps_of
 from ..engine.stores.sealing import seal, seal_response

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.conf import LEASED, resolve
-from ..engine.execution.operation import decode, encode_step
+from ..engine.execution.results import decode, encode_step
 from ..engine.protocol.digests import identify_given
 from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.stores import alias_for, store_for

@@ -10,7 +10,7 @@ from django.http import HttpResponse
 
 from ..engine.conf import resolve
 from ..engine.conf.options import OnAbandoned
-from ..engine.execution.operation import encode_step
+from ..engine.execution.results import encode_step
 from ..engine.protocol.digests import identify
 from ..engine.protocol.key_syntax import new_key
 from ..engine.protocol.outcomes import Claimed, ClaimRequest

@@ -15,7 +15,9 @@ import pytest
 from django.db import transaction
 
 from django_idempotency import Operation, run_once
-from django_idempotency.engine.execution import atomic, claiming, leased
+from django_idempotency.engine.execution import atomic, claiming
+from django_idempotency.engine.execution.commits import committed
+from django_idempotency.engine.execution.table import TableJournal
 from django_idempotency.engine.stores import store_for, transactions
 from django_idempotency.models import IdempotencyKey
 from tests.servers import DEADLINE, server_environment
@@ -148,7 +150,7 @@ def test_a_signal_at_any_moment_loses_nothing() -> None:
 
 
 AROUND = (
-    *(Operation._look_up, leased.committed, transactions.atomically),
+    *(Operation._look_up, committed, transactions.atomically),
     *(transactions.Transaction.begin, transactions.Transaction.end, transactions.Transaction.guard),
     *(transaction.Atomic.__enter__, transaction.Atomic.__exit__),
 )
@@ -159,8 +161,8 @@ AROUND = (
 def test_an_exception_before_any_line_of_a_step_hides_nothing(step: str, in_threads: Any) -> None:
     """The work gives up at it, with an answer that says so. That completes no key whose step took effect, and what
     comes next on the connection is committed."""
-    own = leased.LeasedOperation
-    of_step = (own._start, own._finish) if step == "call" else (Operation._written, own._write)
+    of_call = (Operation._start, Operation._finish, TableJournal.start_call, TableJournal.finish_call)
+    of_step = of_call if step == "call" else (Operation._written, Operation._write, TableJournal.write)
     effects: list[str] = []
 
     def work(operation: Operation) -> str:

@@ -23,6 +23,7 @@ from django_idempotency import (
     once,
     run_once,
 )
+from django_idempotency.engine.execution.bridge import synchronous
 from django_idempotency.keys import derived_key, key_reference
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.heard import heard
@@ -124,7 +125,7 @@ class TestHandle:
         """With a key and without. The error says what to do instead."""
         args = () if "renew" in verb else ("charge", breaks)
         with pytest.raises(IdempotencyConfigurationError, match=r"pass lease=timedelta\(minutes=2\)"):
-            seen(post, where, lambda operation: getattr(operation, verb)(*args), **sent)
+            seen(post, where, lambda operation: synchronous(getattr(operation, verb))(*args), **sent)
 
     def test_a_name_is_checked_in_atomic_mode_too(self, post: Post) -> None:
         """It will be a step when the view becomes a leased one."""

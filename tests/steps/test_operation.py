@@ -24,7 +24,8 @@ from django_idempotency import (
     ResultNotStorable,
     run_once,
 )
-from django_idempotency.engine.execution import leased
+from django_idempotency.engine.execution import operation as operation_module
+from django_idempotency.engine.execution.memory import MemoryJournal
 from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.keyed import PARTS
@@ -80,7 +81,7 @@ class TestSteps:
         self, post: Post, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As when a signal's exception strikes between the COMMIT of a call and its return."""
-        monkeypatch.setattr(leased, "as_kept", breaks)
+        monkeypatch.setattr(operation_module, "as_kept", breaks)
 
         def gives_up(operation: Any) -> str:
             with suppress(Broken):
@@ -91,7 +92,7 @@ class TestSteps:
         assert (row().status, half_done().count()) == ("failed", 1)
 
     def test_a_result_may_also_be_read_from_the_results(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(leased, "as_kept", breaks)
+        monkeypatch.setattr(operation_module, "as_kept", breaks)
 
         def looks_it_up(operation: Any) -> Any:
             with suppress(Broken):
@@ -141,6 +142,7 @@ class TestSteps:
             self.run(post, lambda operation: operation.call("charge", lambda: "x" * (longest + 1)))
         step = IdempotencyStep.objects.get()
         assert (step.result, step.finished_at is None) == (None, False)
+        IdempotencyKey.objects.all().delete()
         assert self.run(post, lambda operation: len(operation.call("receipt", lambda: "x" * longest))) == longest
 
     def test_a_write_whose_result_is_too_long_is_rolled_back(self, post: Post) -> None:
@@ -292,7 +294,7 @@ def test_without_a_key_the_steps_just_run(client: Any) -> None:
 @pytest.mark.parametrize("step", ["acall", "afetch"])
 def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> None:
     """It may ask the database, or block. A function that returns an awaitable is awaited."""
-    operation = Operation(None, steps_on="default")
+    operation = Operation(None, journal=MemoryJournal("default", 60, "pay"))
 
     async def later() -> str:
         return "awaited"

@@ -17,14 +17,14 @@ from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
 from ..stores.transactions import Transaction, opened
 from .bridge import without_bridge_above
 from .claiming import claim_or_wait, unavailable
-from .operation import AtomicOperation
+from .operation import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Outcome, Refusal
     from ..stores import Store
-    from .operation import Operation, Work
+    from .operation import Work
 
 T = TypeVar("T")
 LEVEL_IS_FIXED = (
@@ -69,7 +69,7 @@ def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T
         claim = claim_or_wait(store, wanted.identity, attempt.claim, wanted.wait)
         if not isinstance(claim, Claimed):
             return claim, False
-        operation = AtomicOperation(wanted.identity, claim.attempt)
+        operation = Operation(wanted.identity, claim.attempt)
         try:
             returned = without_bridge_above(partial(run, operation))
         except BaseException:

@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 from django.db import connections
 
@@ -27,7 +27,6 @@ from ...exceptions import IdempotencyConfigurationError, LeaseLost, NotDecryptab
 from ...limits import is_limit, limit_in
 from ..conf import backend_for
 from ..events import harmless, report
-from ..protocol.digests import Identity
 from ..protocol.error_text import describe
 from ..protocol.outcomes import (
     Claimed,
@@ -49,6 +48,7 @@ from ..stores.values import claim_value, is_of, name_of, read_value, result_valu
 from .claiming import has_begun, waited_for
 from .leased import warned_about_changes
 from .operation import Operation, Work
+from .steps import NoSteps
 
 T = TypeVar("T")
 STRAY = "A view with backend= changed data: {!r}. A retry would do it again. Leave backend out."
@@ -61,7 +61,7 @@ def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[
     Raises:
         IdempotencyConfigurationError: a transaction is open.
     """
-    _refuse_transactions(backend)
+    refuse_transactions(backend)
     key, end = _Key(backend, wanted), time.monotonic() + wanted.wait
     operation = finished = None
     try:
@@ -71,7 +71,7 @@ def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[
         if not isinstance(claim, Claimed):
             return claim
         key.report("claimed", attempt=1)
-        operation = BackendOperation(wanted.identity, key)
+        operation = Operation(wanted.identity, journal=BackendJournal(key))
         finished = replace(_run(work, operation), resource=operation.resource)
         return key.end(finished)
     except _Overtaken:
@@ -227,32 +227,27 @@ class _Key:
             logger.exception("Backend of idempotency key %s %s.", self.wanted.identity.reference, what)
 
 
-class BackendOperation(Operation):
-    """The `Operation` for work with a `backend`. It has no steps, because they would need the step table."""
+class BackendJournal(NoSteps):
+    """The journal of work with a `backend`. It has no steps, because they would need the step table."""
 
-    def __init__(self, identity: Identity | None, kept: _Key | None = None) -> None:
-        super().__init__(identity)
+    def __init__(self, kept: _Key | None = None) -> None:
+        super().__init__(
+            "call, fetch and write keep their results in the database, which this operation, with backend=, does not "
+            "use. Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has "
+            "steps."
+        )
         self._at = kept
 
     def renew(self) -> None:
         if self._at is not None:
             self._at.renew()
 
-    def _keep_resource(self, resource: Resource) -> None:
+    def refer(self, resource: Resource) -> None:
         if self._at is not None:
             self._at.refer(resource)
 
-    def _needs_the_table(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise IdempotencyConfigurationError(
-            "call, fetch and write keep their results in the database, which this operation, with backend=, does not "
-            "use. Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has "
-            "steps."
-        )
 
-    call = acall = fetch = afetch = write = awrite = _needs_the_table
-
-
-def _refuse_transactions(backend: str) -> None:
+def refuse_transactions(backend: str) -> None:
     for connection in connections.all(initialized_only=True):
         if has_begun(connection):
             raise IdempotencyConfigurationError(

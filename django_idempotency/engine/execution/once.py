@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -31,10 +31,13 @@ from ..stores import alias_of, alias_unless_elsewhere
 from .atomic import run_atomically
 from .bridge import in_thread, synchronous
 from .claiming import claim_request, reached
-from .elsewhere import BackendOperation, run_elsewhere
+from .elsewhere import BackendJournal, refuse_transactions, run_elsewhere
 from .leased import run_leased
-from .operation import AtomicOperation, Operation, as_kept, decode, encode
+from .memory import MemoryJournal, tell_handed_on
+from .operation import Operation
 from .payloads import payload_fingerprint
+from .results import as_kept, decode, encode
+from .steps import ONE_TRANSACTION, StepJournal
 
 logger = logging.getLogger("django_idempotency")
 T = TypeVar("T")
@@ -109,16 +112,12 @@ def run_once(
         name = operation_name(work, resolved.operation)
         report("paused", identify(scope="", operation=name, key=""), alias, backend=backend)
         raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
-    if not conf.enabled:
-        report_unprotected(operation_name(work, resolved.operation))
-        with nullcontext() if leased or backend else transaction.atomic(using=alias):
-            operation = operation_without_key(resolved)
-            with suppress(InvalidKey, IdempotencyConfigurationError):  # the work still runs, with random derived keys
-                operation._derives_from = _identity(scope, operation_name(work, resolved.operation), key)
-            return Result(function.called(operation), replayed=False)
     identity = _identity(scope, operation_name(work, resolved.operation), key)
+    fingerprint = None if payload is None else payload_fingerprint(payload)
+    if not conf.enabled:
+        return _unprotected(function, resolved, identity)
     warn_of_gateways(identity.operation, resolved)
-    wanted = claim_request(resolved, identity, None if payload is None else payload_fingerprint(payload))
+    wanted = claim_request(resolved, identity, fingerprint)
     if alias is None:
         outcome = run_elsewhere(str(backend), wanted, function)
     else:
@@ -219,11 +218,30 @@ def operation_name(work: Any, given: str | None) -> str:
     return f"{work.__module__}.{name}"
 
 
-def operation_without_key(options: Options) -> Operation:
-    """Return the operation for work that runs unprotected. Its steps are not stored."""
+def operation_without_key(options: Options, name: str, derives_from: Identity | None) -> Operation:
+    """Return the operation for work that runs unprotected: its steps mean the same, and are not stored."""
+    journal: StepJournal = ONE_TRANSACTION
     if options.mode == "elsewhere":
-        return BackendOperation(None)
-    return Operation(None, steps_on=alias_of(options)) if options.mode == "leased" else AtomicOperation(None)
+        journal = BackendJournal()
+    elif options.mode == "leased":
+        journal = MemoryJournal(alias_of(options), options.lease_seconds or 0, name)
+    return Operation(None, journal=journal, derives_from=derives_from)
+
+
+def _unprotected(function: _Function, options: Options, identity: Identity) -> Result[Any]:
+    report_unprotected(identity.operation)
+    operation = operation_without_key(options, identity.operation, identity)
+    if isinstance(operation._journal, MemoryJournal):
+        operation._journal.refuse_transactions("a leased view")
+    elif options.backend is not None:
+        refuse_transactions(options.backend)
+    with transaction.atomic(using=alias_of(options)) if options.mode == "atomic" else nullcontext():
+        value = function.called(operation)
+        try:
+            value = as_kept(value, encode(value))
+        except exceptions.ResultNotStorable as error:
+            tell_handed_on(identity.operation, error)
+    return Result(value, replayed=False)
 
 
 @dataclass(frozen=True, slots=True)

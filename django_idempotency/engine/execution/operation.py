@@ -1,40 +1,47 @@
-"""The `Operation` handed to a view: one attempt at the view's work, with named steps in leased mode.
+"""The `Operation` handed to a view: one attempt at the view's work, with named steps.
 
-`LeasedOperation` stores the steps and their results; atomic mode has no steps.
+What the steps mean is written here, once. Where they are kept is the journal's matter: in a table for leased work, in
+memory for work that runs without protection, and nowhere for work that has no steps. See Note [One meaning].
+
+# Note [One meaning]
+A project observes first, runs its tests with `ENABLED=False`, and may let requests without a key pass. If steps meant
+something else there, all of that would stay green, and the first protected charge would fail after the money has
+moved. So names, conversions, `results`, and the errors that come before a call are the same everywhere. One thing
+differs: a result that can't be kept would be an error after the call. Without protection it is handed on as it is, and
+the error is logged, because raising it would make a client send its request again, and charge again.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+import time
+import weakref
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from types import SimpleNamespace
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID, uuid4, uuid5
 
 from asgiref.sync import sync_to_async
-from django.apps import apps
 from django.core.exceptions import ObjectDoesNotExist
-from django.core.serializers.json import DjangoJSONEncoder
-from django.db import models, transaction
+from django.db import models
 
 from ...exceptions import IdempotencyConfigurationError, ResultLost, ResultNotStorable
-from ...limits import is_limit
+from ...models import IdempotencyStep
 from ..conf import get_settings
 from ..protocol.digests import Identity, derived_key, has_controls
+from ..protocol.error_text import describe
 from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, synchronous, until_done
+from .results import as_kept, encode_returned, encode_step
+from .steps import ONE_TRANSACTION, Step, StepJournal
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
 """The widths of the database columns, in characters."""
-MAX_STEP_BYTES = 1024 * 1024
-"""The size limit for a step's result. A result is meant to be a short receipt, such as the id of a charge, because
-every later attempt reads all of its key's results."""
 _INSIDE: ContextVar[tuple[Any, str]] = ContextVar("inside", default=(None, ""))
 """The operation and the name of the `call` or `fetch` whose function is running."""
+Kind = IdempotencyStep.Kind
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,46 +56,47 @@ class Operation:
         resource: the type and id that `refer_to` stored, or None if it was never called.
     """
 
-    request: Any = None
-    _lease: float = 0
+    _request: Callable[[], Any] | None = None
     _namespace: UUID | None = None
-    _derives_from: Identity | None = None
-    """The caller's key while protection is off, so that a gateway still recognizes a retry."""
-    _keyed: frozenset[str] = frozenset()
-    """The steps for which the work has requested a derived key."""
-    _doubts: Set[str] = frozenset()
-    """The steps that this attempt or an earlier one started and that have no result."""
-    _kept: Mapping[str, str | None] = {}
-    """The results of finished steps. None stands for a value that was lost."""
     _reconciling = False
     """Whether `reconcile`, rather than the work, is running."""
 
     def __init__(
-        self, identity: Identity | None, attempt: int = 1, resource: Resource | None = None, steps_on: str | None = None
+        self,
+        identity: Identity | None,
+        attempt: int = 1,
+        resource: Resource | None = None,
+        journal: StepJournal = ONE_TRANSACTION,
+        derives_from: Identity | None = None,
     ) -> None:
-        """Create the operation. For leased work, `steps_on` is the alias on which its `write` steps run.
+        """Create the operation. While protection is off, keys are derived from the identity `derives_from`.
 
-        Without a key, the steps run but are not stored.
+        Every atomic request creates one, so this must stay fast.
         """
         self.key: str | None = None if identity is None else identity.key
         self.attempt = attempt
-        self._identity = identity
         self.resource = resource
-        self._steps_on = steps_on
-        if steps_on is not None:
-            self._begin()
+        self._identity = identity
+        self._derives_from = derives_from or identity
+        self._journal = journal
+        self._steps: dict[str, Step] = journal.steps()
 
-    def _begin(self) -> None:
+    def _begin(self, *, reconciling: bool) -> None:
         """Prepare a run of the work or of `reconcile`.
 
         Each run may read all stored results, and may use each step name once. It must request derived keys again.
         """
-        self._used: set[str] = set()
-        self._pending: set[str] = set()
-        """The steps that this run has asked for, and whose result it has not received."""
-        self._keyed = frozenset()
-        self._unasked = {*self._doubts, *self._kept}
-        """The stored steps that this run has not asked for yet."""
+        self._reconciling = reconciling
+        for step in self._steps.values():
+            step.begin()
+
+    @property
+    def request(self) -> Any:
+        return self._request and self._request()
+
+    @request.setter
+    def request(self, request: Any) -> None:
+        self._request = weakref.ref(request)  # which refers to this operation, too: no cycle keeps them alive
 
     @property
     def scope(self) -> str | None:
@@ -114,7 +122,7 @@ class Operation:
     @property
     def in_doubt(self) -> tuple[str, ...]:
         """The names of calls that were started but have no result and so may or may not have taken effect."""
-        return tuple(sorted(self._doubts))
+        return self._names(lambda step: step.in_doubt)
 
     @property
     def results(self) -> dict[str, Any]:
@@ -123,10 +131,10 @@ class Operation:
         Calls whose value was lost are left out: see `lost`. A model instance is read from the database; if its row is
         gone, `DoesNotExist` is raised.
         """
-        self._unasked = set()
-        if self._steps_on is not None:
-            self._pending.difference_update(self._kept)
-        return {name: decode(text) for name, text in self._kept.items() if text is not None}
+        finished = [step for step in self._steps.values() if step.finished]
+        for step in finished:
+            step.received = True
+        return {step.name: step.value() for step in finished if not step.lost}
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -134,7 +142,10 @@ class Operation:
 
         `reconcile` can record the value: `operation.call(name, look_up)` stores what `look_up` returns.
         """
-        return tuple(sorted(name for name, text in self._kept.items() if text is None))
+        return self._names(lambda step: step.lost)
+
+    def _names(self, wanted: Callable[[Step], bool]) -> tuple[str, ...]:
+        return tuple(sorted(step.name for step in self._steps.values() if wanted(step)))
 
     def derive_key(self, name: str) -> str:
         """Return a UUID to send as an external call's idempotency key: the same one for `name` in every attempt.
@@ -143,9 +154,9 @@ class Operation:
         one, a retry gets a different UUID, because nothing identifies it as a retry.
         """
         _check(name)
-        self._keyed |= {name}
-        if (identity := self._identity or self._derives_from) is not None:
-            return derived_key(identity, name, get_settings().namespace)
+        self._steps.setdefault(name, Step(name)).keyed = True
+        if self._derives_from is not None:
+            return derived_key(self._derives_from, name, get_settings().namespace)
         self._namespace = self._namespace or uuid4()
         return str(uuid5(self._namespace, name))
 
@@ -170,7 +181,7 @@ class Operation:
                 stored.
         """
         resource = resource_of(what, id_)
-        self._keep_resource(resource)
+        self._journal.refer(resource)
         self.resource = resource
 
     async def arefer_to(self, what: models.Model | str, id_: str | int | UUID | None = None, /) -> None:
@@ -203,9 +214,9 @@ class Operation:
             ResultLost: in a later attempt, if the value of this call was lost. The call is not repeated.
             IdempotencyConfigurationError: if a name is used twice, or a transaction is open.
         """
-        _refuse_coroutine(name, function, "acall")
-        known, value = self._start(name)
-        if known:
+        self._allow(name, function, "acall")
+        step, value = self._start(name)
+        if step.is_known:
             return cast(T, self._received(name, value))
         try:
             value = self._within(name, partial(function, *args, **kwargs))
@@ -215,9 +226,9 @@ class Operation:
                     f"made. Write `await operation.acall({name!r}, …)`."
                 )
         except BaseException as error:
-            self._note(name, error)
+            self._note(step, error)
             raise
-        return cast(T, self._received(name, self._finish(name, value)))
+        return cast(T, self._received(name, self._finish(step, value)))
 
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Read a value, such as an exchange rate, from another system without changing anything there.
@@ -239,10 +250,10 @@ class Operation:
                 stored.
             IdempotencyConfigurationError: if a name is used twice.
         """
-        _refuse_coroutine(name, function, "afetch")
-        known, value = self._look_up(name)
-        if not known:
-            value = self._keep_fetched(name, self._within(name, partial(function, *args, **kwargs)))
+        self._allow(name, function, "afetch")
+        step, value = self._look_up(name)
+        if not step.is_known:
+            value = self._keep_fetched(step, self._within(name, partial(function, *args, **kwargs)))
         return cast(T, self._received(name, value))
 
     def write(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -267,7 +278,7 @@ class Operation:
                 is then in doubt, unless `function` caught a deadlock: in that case, nothing was committed.
             IdempotencyConfigurationError: if a name is used twice, or a transaction is open.
         """
-        _refuse_coroutine(name, function, "awrite")
+        self._allow(name, function, "awrite")
         return cast(T, self._received(name, self._written(name, partial(function, *args, **kwargs))))
 
     def renew(self) -> None:
@@ -276,6 +287,7 @@ class Operation:
         Raises:
             LeaseLost: another worker has taken the key over.
         """
+        self._journal.renew()
 
     @overload
     async def acall(
@@ -291,8 +303,12 @@ class Operation:
         If the request is cancelled, this still waits up to the length of a lease for `function` to return, and stores
         its result. Give the call itself a time limit.
         """
+        if (step := self._steps.get(name)) is not None:
+            step.announced = True
+        elif self._unasked_calls():
+            await asyncio.sleep(0)  # for the calls that the work makes at the same time to be announced
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
-        return self._received(name, await until_done(call, at_most=self._lease))
+        return self._received(name, await until_done(call, at_most=self._journal.lease))
 
     @overload
     async def afetch(
@@ -308,16 +324,15 @@ class Operation:
         return self._received(name, await fetch)
 
     async def _astep(self, start: Any, finish: Any, name: str, function: Callable[[], Any]) -> Any:
-        known, value = await sync_to_async(start)(name)
-        if known:
+        step, value = await sync_to_async(start)(name)
+        if step.is_known:
             return value
         try:
             value = await self._awithin(name, function)
         except Exception as error:  # not CancelledError: a cancelled task must not start a query
-            if name in self._doubts:
-                await sync_to_async(self._note)(name, error)
+            await sync_to_async(self._note)(step, error)
             raise
-        return await sync_to_async(finish)(name, value)
+        return await sync_to_async(finish)(step, value)
 
     @overload
     async def awrite(
@@ -329,6 +344,7 @@ class Operation:
 
     async def awrite(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`write` for `async def` views. `function` may be a `def` or an `async def` function."""
+        self._journal.allow()
         write = partial(self._written, name, partial(synchronous(function), *args, **kwargs))
         return self._received(name, await sync_to_async(write)())
 
@@ -336,7 +352,7 @@ class Operation:
         """`renew` for `async def` views."""
         await sync_to_async(self.renew)()
 
-    # --- steps without storage
+    # --- what a step means
 
     def _received(self, name: str, value: Any) -> Any:
         """Note that the work now has the step's result.
@@ -344,7 +360,7 @@ class Operation:
         A time limit around `acall` or `awrite`, or an exception from a signal, can take the result away from the work
         after it was stored.
         """
-        self._pending.discard(name)
+        self._steps[name].received = True
         return value
 
     def _within(self, name: str, function: Callable[[], Any]) -> Any:
@@ -370,12 +386,16 @@ class Operation:
         finally:
             _INSIDE.set(outer)
 
-    def _written(self, name: str, function: Callable[[], Any]) -> Any:
-        known, value = self._look_up(name)
-        return value if known else self._write(name, function)
+    def _allow(self, name: str, function: Any, instead: str) -> None:
+        self._journal.allow()
+        if iscoroutinefunction(function):
+            raise IdempotencyConfigurationError(
+                f"step {name!r}: {function!r} is a coroutine function. Write `await operation.{instead}({name!r}, …)`."
+            )
 
-    def _look_up(self, name: str, *, for_call: bool = False) -> tuple[bool, Any]:
-        """Mark the step name as used. Return `(True, result)` if a result is stored, otherwise `(False, None)`."""
+    def _look_up(self, name: str, *, for_call: bool = False) -> tuple[Step, Any]:
+        """Mark the step name as used. Return its record, and its result if that is known."""
+        self._journal.allow()
         _check(name)
         operation, outer = _INSIDE.get()
         if operation is self:
@@ -383,77 +403,151 @@ class Operation:
                 f"step {name!r} was started inside the function of step {outer!r}. A retry that finds the result of "
                 f"{outer!r} would not reach it. Start it before or after."
             )
-        if name in self._used:
+        step = self._steps.setdefault(name, Step(name))
+        if step.used:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was used twice in one attempt. Give each step of an operation a name of its own."
             )
-        lost = name in self._kept and self._kept[name] is None
-        if (lost or name in self._doubts) and not for_call:
+        if (step.lost or step.in_doubt) and not for_call:
             raise IdempotencyConfigurationError(
                 f"step {name!r} was started as an external call before, and has no result. Give this step another name."
             )
-        if lost and not self._reconciling:
+        if step.lost and not self._reconciling:
             raise ResultLost(
                 f"The call {name!r} took effect, and its value was lost, because it could not be stored as JSON. The "
                 "call is not repeated. Enter the value with record_outcome, in the admin or in `reconcile`, and let "
                 "the step's function return a dict: to_dict(), model_dump(mode='json')."
             )
-        self._used.add(name)
-        self._pending.add(name)
-        self._unasked.discard(name)
-        if name not in self._kept or lost:
-            return False, None
+        step.used, step.received = True, False
+        if not step.is_known:
+            return step, None
         try:
-            return True, decode(self._kept[name])
+            return step, step.value()
         except ObjectDoesNotExist:
-            self._pending.discard(name)  # the work is told that its row is gone
+            step.received = True  # the work is told that its row is gone
             raise
 
-    def _start(self, name: str) -> tuple[bool, Any]:
-        return self._look_up(name, for_call=True)
+    def _start(self, name: str) -> tuple[Step, Any]:
+        step, value = self._look_up(name, for_call=True)
+        if not step.finished:
+            if not (step.started or self._reconciling):
+                self._refuse_renamed(name)
+            # What `reconcile` looks up is no call: whether it asks for the derived key does not matter.
+            self._journal.start_call(step, keyed=None if self._reconciling else step.keyed)
+            step.kind, step.started, step.began = Kind.CALL, True, time.monotonic()
+        return step, value
 
-    def _finish(self, name: str, value: Any) -> Any:
-        return value
+    def _finish(self, step: Step, value: Any) -> Any:
+        self._journal.tell_long_call(step)
+        # The call took effect, so record that before raising anything.
+        text, error = encode_returned(value)
+        limit = self._journal.finish_call(step, text)
+        return self._finished(step, value, text, limit or error)
 
-    _keep_fetched = _finish
+    def _note(self, step: Step, error: BaseException) -> None:
+        self._journal.tell_long_call(step)
+        if step.in_doubt:
+            self._journal.note_error(step, describe(error))
 
-    def _note(self, name: str, error: BaseException) -> None:
-        """Keep a call's error as the reason why the call is in doubt."""
+    def _keep_fetched(self, step: Step, value: Any) -> Any:
+        text: str | None = None
+        try:
+            text = encode_step(value)
+            self._journal.keep_fetched(step, text)
+        except ResultNotStorable as error:
+            self._journal.hand_on(step, value, error)
+        step.kind = Kind.FETCH
+        return self._finished(step, value, text)
 
-    def _write(self, name: str, function: Callable[[], Any]) -> Any:
-        with transaction.atomic(using=self._steps_on):
-            return function()
+    def _written(self, name: str, function: Callable[[], Any]) -> Any:
+        step, value = self._look_up(name)
+        return value if step.is_known else self._write(step, function)
 
-    def _keep_resource(self, resource: Resource) -> None:
-        """Store the resource immediately. Atomic mode stores it with the result; without a key, it is not stored."""
+    def _write(self, step: Step, function: Callable[[], Any]) -> Any:
+        about, step.kind = self.resource, Kind.WRITE
+        try:
+            value, text = self._journal.write(step, function)
+        except BaseException as error:
+            step.broke, self.resource = error, about
+            raise
+        return self._finished(step, value, text)
 
+    def _finished(self, step: Step, value: Any, text: str | None, error: BaseException | None = None) -> Any:
+        """Note that the step has ended. Return its result as every retry will read it, or raise the error."""
+        step.finish(text)
+        if isinstance(error, ResultNotStorable):
+            self._journal.hand_on(step, value, error)
+        elif error is not None:
+            raise error
+        return value if text is None else as_kept(value, text)
 
-class AtomicOperation(Operation):
-    """The `Operation` for work without a `lease`: it runs in one transaction and has no steps.
+    # --- the end
 
-    Every atomic request creates one, so its constructor must stay fast.
-    """
+    def _may_end_with(self, error: Exception) -> bool:
+        """Whether the framework's response to this exception may be final.
 
-    def _needs_a_lease(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise IdempotencyConfigurationError(
-            "call, fetch, write and renew are for leased mode, and this operation runs in one transaction. "
-            "Write to the database directly. To call something outside, pass lease=timedelta(minutes=2)."
+        It must not be final if any step is in doubt or any call's value has been lost, because the exception may have
+        come from that step or call. The same is true if a `write` raised it after other steps had finished, because a
+        completed key would hide their effects.
+        """
+        steps = self._steps.values()
+        raised = any(step.broke is error for step in steps) and any(step.finished for step in steps)
+        return not (raised or any(step.in_doubt or step.lost or step.is_unreceived for step in steps))
+
+    def _left_behind(self) -> str:
+        """Return the reason why the work's answer must not complete the key, or an empty string if there is none.
+
+        A key completed too early could leave a paying customer without an order. The key therefore stays open and
+        visible as long as a call's value is missing or it is unknown whether a step took effect. Once a call has been
+        made, there are two other cases in which the key stays open: the work caught the exception raised by a failed
+        `write`, or it did not request a step that an earlier attempt had finished. A stored `fetch` may be skipped,
+        because it only reads.
+        """
+        steps = self._steps.values()
+        doubts = ", ".join(self.in_doubt)
+        if self._reconciling:
+            # Its answer is final, and it may know without a value. It settles the only call there is, but of several
+            # it may have looked at another one.
+            if not doubts or self._names(lambda step: step.kind == Kind.CALL) == self.in_doubt[:1]:
+                return ""
+            return (
+                f"reconcile answered, and it is unknown whether {doubts} took effect. Where there are several calls, "
+                "it has to record each: operation.call(name, look_up)."
+            )
+        if doubts:
+            return f"The work answered, and it is unknown whether {doubts} took effect."
+        if lost := ", ".join(self.lost):
+            return f"The work answered, and the value of {lost} was lost."
+        if unreceived := ", ".join(self._names(lambda step: step.is_unreceived)):
+            return (
+                f"The work answered without the result of {unreceived}, which was stored after the work had given up."
+            )
+        if not any(step.kind == Kind.CALL and step.finished for step in steps):
+            return ""
+        for broke in (step.broke for step in steps if step.broke is not None):
+            return f"A write raised after a call was made, and the work answered all the same: {describe(broke)}"
+        unasked = ", ".join(self._names(lambda step: step.is_unasked))
+        return unasked and (
+            f"The work answered without asking for {unasked}, which an earlier attempt has recorded. Ask "
+            "for the steps first: a condition of the view must not answer before them."
         )
 
-    call = acall = fetch = afetch = write = awrite = renew = arenew = _needs_a_lease
+    def _unasked_calls(self) -> tuple[str, ...]:
+        return self._names(lambda step: step.kind == Kind.CALL and step.is_unasked and not step.announced)
+
+    def _refuse_renamed(self, name: str) -> None:
+        """Tell of a new call before which the work should have asked for the finished ones.
+
+        A deployment that renames "charge" to "charge card" would charge each key in flight twice.
+        """
+        if unasked := self._unasked_calls():
+            self._journal.refuse_renamed(name, unasked)
 
 
 def _check(name: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise IdempotencyConfigurationError(
             f"{name!r} is not a valid step name: pass a str of 1 to {MAX_NAME} characters, the same in every attempt."
-        )
-
-
-def _refuse_coroutine(name: str, function: Any, instead: str) -> None:
-    if iscoroutinefunction(function):
-        raise IdempotencyConfigurationError(
-            f"step {name!r}: {function!r} is a coroutine function. Write `await operation.{instead}({name!r}, …)`."
         )
 
 
@@ -478,108 +572,6 @@ class Work(Protocol[T]):
 
         If it returns None, the work runs again.
         """
-
-
-def encode_step(value: Any) -> str:
-    """Encode a step's result for storage.
-
-    Raises:
-        ResultNotStorable: the value is neither JSON nor a saved model instance, or takes more than 1 MiB.
-    """
-    kept = encode(value)  # ASCII, so characters are bytes
-    if len(kept) > MAX_STEP_BYTES:
-        raise ResultNotStorable(
-            f"the result of a step takes {len(kept)} bytes as JSON, and at most {MAX_STEP_BYTES} can be kept. Return "
-            "what the next steps need, such as the id of the charge."
-        )
-    return kept
-
-
-def encode(value: Any) -> str:
-    """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else.
-
-    A limit that strikes meanwhile is raised as itself. A field may raise any exception, so an error that doesn't occur
-    a second time is not the value's, either.
-    """
-    try:
-        return _encode(value)
-    except Exception as error:
-        if is_limit(error):
-            raise
-        struck = error
-    try:
-        if isinstance(struck, RecursionError):
-            with ThreadPoolExecutor(1) as thread:  # whose stack is empty
-                thread.submit(_encode, value).result()
-        else:
-            _encode(value)
-    except Exception as error:
-        raise ResultNotStorable(
-            f"{type(value).__qualname__} cannot be kept as JSON ({error}). "
-            "Return JSON values (dict, list, str, int, …), such as an SDK object's to_dict() or "
-            "model_dump(mode='json'), or one saved model instance."
-        ) from error
-    raise struck
-
-
-def _encode(value: Any) -> str:
-    kept: dict[str, Any] = {"value": value}
-    if isinstance(value, models.Model):
-        kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
-    # Python would write NaN and Infinity, which are not valid JSON.
-    return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
-
-
-def encode_returned(value: Any) -> tuple[str | None, BaseException | None]:
-    """Encode what a call has returned.
-
-    Returns:
-        The text, or None if the value is lost; and what to raise once it is stored: why the value is lost, or what
-        struck while it was encoded. Only an error of the encoding loses a value, because the call has returned.
-    """
-    struck: BaseException | None = None
-    for _ in range(3):  # Ctrl-C is often pressed twice
-        try:
-            return encode_step(value), struck
-        except ResultNotStorable as error:
-            return None, error
-        except BaseException as error:  # noqa: BLE001 (raised later)
-            struck = error
-    raise cast(BaseException, struck)
-
-
-def _encode_pk(instance: models.Model) -> Any:
-    """Encode each field as Django's serializers would. Plain JSON would truncate a time's microseconds."""
-    field: Any
-    parts: list[Any] = []
-    for field in instance._meta.pk_fields:
-        part = getattr(instance, field.attname)
-        if part is None or instance._state.adding or hasattr(part, "resolve_expression"):
-            raise ValueError(f"{instance!r} has not been saved, or was deleted, so it cannot be fetched again")
-        while field.remote_field:
-            field = field.target_field
-        if not isinstance(part, str | int):
-            part = field.value_to_string(SimpleNamespace(**{field.attname: field.to_python(part)}))
-        parts.append(part)
-    return parts if instance._meta.is_composite_pk else parts[0]
-
-
-def decode(text: str | None) -> Any:
-    """Return the stored value. A model instance is fetched; if its row is gone, `DoesNotExist` is raised."""
-    if text is None:
-        return None
-    kept = json.loads(text)
-    if "model" not in kept:
-        return kept["value"]
-    model = apps.get_model(kept["model"])
-    parts = kept["pk"] if model._meta.is_composite_pk else [kept["pk"]]
-    pk = tuple(field.to_python(part) for field, part in zip(model._meta.pk_fields, parts, strict=True))
-    return model._base_manager.using(kept["using"]).get(pk=pk if model._meta.is_composite_pk else pk[0])
-
-
-def as_kept(value: Any, text: str) -> Any:
-    """Return the value as every retry will read it. A tuple, for example, becomes a list."""
-    return value if isinstance(value, models.Model) else decode(text)
 
 
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:

@@ -57,8 +57,8 @@ def _told(call: ViewCall, response: Any) -> HttpResponseBase:
 
 def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
     request: Any = call.request
-    request.idempotency = operation_without_key(call.options)
-    request.idempotency._derives_from = identity
+    request.idempotency = operation_without_key(call.options, call.operation_name(), identity)
+    request.idempotency.request = call.asked_with
 
 
 def identity_of(call: ViewCall) -> Identity | None:

@@ -10,7 +10,6 @@ from django.http.response import HttpResponseBase
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options
 from ..execution.bridge import synchronous
-from ..execution.leased import LeasedOperation
 from ..execution.operation import Operation
 from ..protocol.outcomes import Finished, Verdict
 from .adapters import DJANGO, Adapter
@@ -52,9 +51,7 @@ class ViewCall(Call):
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request
         request.idempotency = operation
-        # The assignment creates a reference cycle. Only `reconcile` needs it, and atomic mode never calls `reconcile`.
-        if isinstance(operation, LeasedOperation):
-            operation.request = self.asked_with
+        operation.request = self.asked_with
 
 
 def final_response(response: Any, options: Options) -> Finished[HttpResponseBase]:

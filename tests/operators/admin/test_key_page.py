@@ -382,3 +382,14 @@ def test_a_second_site_leads_to_its_own_pages(operator: Client, in_doubt: Idempo
     address = own.replace("/change/", f"/{page}/")
     answer = operator.post(address, asked) if page == "release" else operator.get(address)
     assert (answer.status_code, urljoin(address, answer["Location"])) == (302, own)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_whether_a_key_has_expired_is_for_the_databases_clock_to_say(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the key's state: the worker's clock may be wrong by an hour."""
+    key = create_key(status=status)
+    now = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now + timedelta(hours=1))
+    assert abs(facts_of([key])[0].now - now) < timedelta(minutes=1)

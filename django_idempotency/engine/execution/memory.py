@@ -1,0 +1,101 @@
+"""The journal of leased work that runs without protection: nothing is kept beyond the attempt.
+
+See Note [One meaning] in `operation.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from django.db import Error, connections
+
+from ...exceptions import ResultNotStorable
+from ..events import harmless
+from ..protocol.digests import identify
+from ..protocol.outcomes import Resource
+from ..stores import store_for
+from ..stores.transactions import atomically
+from .bridge import without_bridge_above
+from .claiming import is_alone
+from .commits import inside_a_transaction
+from .results import encode_step
+from .steps import Step, StepJournal
+from .table import tell_long_call
+
+logger = logging.getLogger("django_idempotency")
+
+
+class MemoryJournal(StepJournal):
+    """Steps of one attempt, which no later one finds.
+
+    Args:
+        alias: the database on which `write` steps run.
+        lease: how many seconds an attempt would hold its key, if the work were protected.
+        operation: its name, for the log.
+    """
+
+    def __init__(self, alias: str, lease: float, operation: str) -> None:
+        self._alias, self.lease, self._operation = alias, lease, operation
+        self._since = time.monotonic()
+
+    def renew(self) -> None:
+        self._since = time.monotonic()
+
+    def refer(self, resource: Resource) -> None:
+        """There is no key that could refer to it."""
+
+    def start_call(self, step: Step, *, keyed: bool | None) -> None:
+        self.refuse_transactions(f"operation.call({step.name!r})")
+
+    def finish_call(self, step: Step, text: str | None) -> None:
+        """Nothing is stored."""
+
+    def note_error(self, step: Step, error: str) -> None:
+        """Nothing is stored."""
+
+    def keep_fetched(self, step: Step, text: str) -> None:
+        """Nothing is stored."""
+
+    def write(self, step: Step, function: Callable[[], Any]) -> tuple[Any, str | None]:
+        self.refuse_transactions(f"operation.write({step.name!r})")
+        value = atomically(self._alias, partial(without_bridge_above, function))
+        try:
+            return value, encode_step(value)
+        except ResultNotStorable as error:
+            self.hand_on(step, value, error)
+            return value, None
+
+    def refuse_transactions(self, what: str) -> None:
+        """Raise what protected work would raise inside a transaction."""
+        connection = connections[self._alias]
+        blocks = [block for block in connection.atomic_blocks if not block._from_testcase]
+        # Protected leased work runs without the transaction of ATOMIC_REQUESTS, which otherwise surrounds the view.
+        if len(blocks) == 1 and connection.settings_dict["ATOMIC_REQUESTS"]:
+            return
+        with suppress(Error):  # a database that can't be asked has no transaction, and the work may not need it
+            if not is_alone(store_for(self._alias)):
+                raise inside_a_transaction(what, self._alias)
+
+    def refuse_renamed(self, name: str, unasked: tuple[str, ...]) -> None:
+        """There is no earlier attempt."""
+
+    def hand_on(self, step: Step, value: Any, error: Exception) -> None:
+        step.handed_on = (value,)
+        tell_handed_on(f"The step {step.name!r} of {self._operation}", error)
+
+    def tell_long_call(self, step: Step) -> None:
+        tell_long_call(identify(scope="", operation=self._operation, key=""), None, step, self._since, self.lease)
+
+
+def tell_handed_on(what: str, error: Exception) -> None:
+    """Say which error protection would have raised: in the log, and as a warning, which a test can make an error."""
+    text = f"{what} runs without protection, and its result is handed on as it is. Protected, it raises {error!r}"
+    with harmless():
+        logger.error(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,153 @@
+"""One step of an attempt, and what keeps the steps: a journal. Here is the one that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ...exceptions import IdempotencyConfigurationError
+from ...models import IdempotencyStep
+from ..protocol.outcomes import Resource
+from .results import decode
+
+Kind = IdempotencyStep.Kind
+
+
+@dataclass(slots=True)
+class Step:
+    """What an attempt knows about one name. Everything that it decides about steps is a filter over these.
+
+    Attributes:
+        kind: of the step that was started or finished, or "".
+        started: a call or a write has begun, and may have taken effect.
+        finished: it has a result, or its value is lost.
+        text: the result as JSON.
+        began: when the call was made, by `time.monotonic()`, or 0.
+        handed_on: the result itself, in a tuple, if it can't be kept and protection is off.
+        broke: the exception that a `write` raised.
+        keyed: this run of the work has asked for its derived key.
+        used: this run has asked for the step by its name.
+        announced: a call of this name is about to be started beside another one.
+        received: this run has been given its result.
+    """
+
+    name: str
+    kind: str = ""
+    started: bool = False
+    finished: bool = False
+    text: str | None = None
+    began: float = 0
+    handed_on: tuple[Any] | None = None
+    broke: BaseException | None = None
+    keyed: bool = False
+    used: bool = False
+    announced: bool = False
+    received: bool = False
+
+    def begin(self) -> None:
+        """Another run of the work begins, which has to ask for everything itself."""
+        self.keyed = self.used = self.announced = self.received = False
+
+    def finish(self, text: str | None) -> None:
+        # In this order: a signal handler may raise an exception in between, and then the step is still in doubt.
+        self.text = text
+        self.finished = True
+
+    @property
+    def in_doubt(self) -> bool:
+        return self.started and not self.finished
+
+    @property
+    def lost(self) -> bool:
+        return self.finished and self.text is None and self.handed_on is None
+
+    @property
+    def is_known(self) -> bool:
+        return self.finished and not self.lost
+
+    @property
+    def is_unreceived(self) -> bool:
+        """Whether its result was stored after the work had given up.
+
+        A time limit around `acall` or `awrite`, or an exception from a signal, can take the result away from the work.
+        """
+        return self.finished and self.used and not self.received and self.kind != Kind.FETCH
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether an earlier run has finished it, and this one has not asked for it."""
+        return self.finished and not (self.used or self.received) and self.kind != Kind.FETCH
+
+    def value(self) -> Any:
+        """The result as it is kept. If it is a model instance whose row is gone, `DoesNotExist` is raised."""
+        return decode(self.text) if self.handed_on is None else self.handed_on[0]
+
+
+class StepJournal:
+    """What keeps an attempt's steps, and says how long the attempt may take."""
+
+    lease: float = 0
+    writing = False
+    """Whether the function of a `write` is running."""
+
+    def steps(self) -> dict[str, Step]:
+        """Return the steps of earlier attempts."""
+        return {}
+
+    def allow(self) -> None:
+        """Raise `IdempotencyConfigurationError` if this work has no steps."""
+
+    def renew(self) -> None:
+        raise NotImplementedError
+
+    def refer(self, resource: Resource) -> None:
+        """Store what the operation is about immediately, or leave that to the end of the work."""
+
+    def start_call(self, step: Step, *, keyed: bool | None) -> None:
+        """Commit the start of a call. `keyed` is None if nothing is called, but looked up."""
+        raise NotImplementedError
+
+    def finish_call(self, step: Step, text: str | None) -> BaseException | None:
+        """Commit the result of a call, or that its value is lost. Return the limit that struck meanwhile."""
+        raise NotImplementedError
+
+    def note_error(self, step: Step, error: str) -> None:
+        """Keep the reason why a call is in doubt."""
+        raise NotImplementedError
+
+    def keep_fetched(self, step: Step, text: str) -> None:
+        raise NotImplementedError
+
+    def write(self, step: Step, function: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Run the function and keep its result, in one transaction. Return the result, and its JSON if it has one."""
+        raise NotImplementedError
+
+    def hand_on(self, step: Step, value: Any, error: Exception) -> None:
+        """Raise the error of a result that cannot be kept, or set `step.handed_on`."""
+        raise NotImplementedError
+
+    def tell_long_call(self, step: Step) -> None:
+        raise NotImplementedError
+
+    def refuse_renamed(self, name: str, unasked: tuple[str, ...]) -> None:
+        raise NotImplementedError
+
+
+class NoSteps(StepJournal):
+    """The journal of work without steps: each of them is refused."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def allow(self) -> NoReturn:
+        raise IdempotencyConfigurationError(self.why)
+
+    def renew(self) -> None:
+        self.allow()
+
+
+ONE_TRANSACTION = NoSteps(
+    "call, fetch, write and renew are for leased mode, and this operation runs in one transaction. "
+    "Write to the database directly. To call something outside, pass lease=timedelta(minutes=2)."
+)
