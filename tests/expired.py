@@ -76,6 +76,8 @@ def make_leased(
     add_step(row, "write", "write", finished_at=now, result="{}")
     if call:
         add_step(row, "call", finished_at=None if doubt else now, result=None if doubt else "{}")
+        if status == "failed":
+            IdempotencyKey.objects.using(using).filter(pk=row.pk).update(attention_at=now - timedelta(days=2))
 
 
 @contextmanager

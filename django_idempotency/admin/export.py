@@ -11,6 +11,7 @@ from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 
+from ..maintenance.lookups import version_of
 from ..maintenance.sheet import TO_FILL, cell
 from . import overview
 from .links import show, shown
@@ -28,6 +29,7 @@ COLUMNS = (
     "worker",
     "claimed",
     "changed",
+    "version",
 )
 
 
@@ -54,6 +56,7 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
             row.worker or "",
             row.created_at.isoformat(),
             row.updated_at.isoformat(),
+            version_of(row),
         )
         steps = (", ".join(key.in_doubt), ", ".join(sent_keys(key)), ", ".join(key.finished))
         writer.writerow(map(cell, (*[""] * len(TO_FILL), *about, *at, *steps)))

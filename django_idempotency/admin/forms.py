@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..engine.stores.states import ATTENTION, HALF_DONE, IN_DOUBT
 from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
 from ..maintenance.facts import Facts
+from ..maintenance.lookups import version_of
 from ..maintenance.recovery import can_be_asked
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
@@ -28,8 +29,8 @@ Decide = tuple[Callable[..., None], tuple[Any, ...], str]
 
 
 def version(row: IdempotencyKey) -> str:
-    """Return a string that identifies the key's state. It changes with every attempt and every decision."""
-    return f"{row.pk}:{row.attempt}:{row.updated_at.isoformat()}"
+    """Return a string that identifies the key and what a person has seen of it."""
+    return f"{row.pk}:{version_of(row)}"
 
 
 def steps_of(keys: Sequence[Facts]) -> list[str]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from django.db.models import Q
+from django.db.models.functions import Coalesce
 
 from ..engine.conf.fields import MAX_SECONDS
 from ..engine.protocol.digests import hash_of, key_hash
@@ -23,6 +25,8 @@ from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTI
 from ..models import IdempotencyKey
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from django.db.models import QuerySet
 
 
@@ -130,6 +134,31 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
     """
     refuse_out_of_range(0, MAX_SECONDS, older_than=older_than)
     return keys.filter(updated_at__lte=Clock(plus=-older_than)).order_by("updated_at", "pk")
+
+
+def waiting_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
+    """Return the keys that have waited for a person for `older_than` seconds, whoever has looked at them meanwhile.
+
+    Raises `ValueError` as `unchanged_for` does.
+    """
+    refuse_out_of_range(0, MAX_SECONDS, older_than=older_than)
+    waited = keys.alias(waits_since=Coalesce("attention_at", "locked_until", "updated_at"))
+    return waited.filter(waits_since__lte=Clock(plus=-older_than))
+
+
+def waits_since(row: IdempotencyKey) -> datetime:
+    """Since when the key has needed attention. If it doesn't, the time of its last change."""
+    return row.attention_at or row.locked_until or row.updated_at
+
+
+def version_of(row: IdempotencyKey) -> str:
+    """Identify what a person has seen of a key. It changes with what a person would call a change.
+
+    An attempt of a worker, a decision, and a result that `reconcile` has recorded are changes. A recovery's look that
+    settles nothing is none, although it is an attempt with a lease of its own.
+    """
+    parts = (waits_since(row).isoformat(), row.status == row.Status.COMPLETED, row.unknown, row.effects)
+    return f"v{sha256(repr(parts).encode()).hexdigest()[:15]}"
 
 
 def refuse_out_of_range(least: float, most: float = math.inf, **numbers: float | None) -> None:

@@ -41,7 +41,7 @@ from ..limits import is_limit
 from ..models import IdempotencyKey
 from .cleanup import is_over
 from .decisions import Decision, with_decision
-from .lookups import needs_attention, refuse_out_of_range, same_row, unchanged_for
+from .lookups import needs_attention, refuse_out_of_range, same_row, unchanged_for, waits_since
 
 OLDER_THAN = timedelta(minutes=15)
 """Most clients have given up by then. Before that, a retry is better, because it carries the whole request."""
@@ -278,7 +278,9 @@ def _outcome(
 ) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     # No fingerprint is passed, so the stored one is kept; with `known_only`, a deleted key is not created again.
-    wanted = replace(claim_request(declared.options, identity, None), known_only=True, wait=0)
+    wanted = replace(
+        claim_request(declared.options, identity, None), known_only=True, wait=0, waits_since=waits_since(row)
+    )
     asking, limit = _Asking(row, declared), None
     told: tuple[Outcome, str]
     try:
@@ -333,6 +335,8 @@ def _remember(row: IdempotencyKey, made: Decision) -> None:
             # No entry is added to a trail that was damaged in the database.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
+                # A person who has seen the key before must look again.
+                same_row(row).filter(attention_at__isnull=False).update(attention_at=Clock())
 
     atomically(str(row._state.db), remember)
 

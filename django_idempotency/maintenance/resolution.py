@@ -28,7 +28,7 @@ from ..exceptions import NotResolvable
 from ..models import IdempotencyKey, IdempotencyStep
 from .decisions import Decision, readable, step_entry, with_decision
 from .facts import Facts, Kind, with_lost
-from .lookups import same_row
+from .lookups import same_row, version_of
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -187,11 +187,11 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool, decide: Callable[
 
     Raises `NotResolvable` if the row has changed.
     """
-    rows = same_row(key).defer("headers", "body").annotate(now=Clock())
+    rows, seen = same_row(key).defer("headers", "body").annotate(now=Clock()), version_of(key)
 
     def locked_and_decided() -> None:
-        row = locked(rows.filter(UNDECIDED, attempt=key.attempt)).first()
-        if row is None or row.updated_at != key.updated_at:
+        row = locked(rows.filter(UNDECIDED)).first()
+        if row is None or version_of(row) != seen:
             raise NotResolvable(
                 "Nothing was changed: a worker holds a live lease on this key, the key is completed or deleted, or "
                 "another attempt or decision came first. Look again."
@@ -218,7 +218,7 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
         "locked_until": None,
         "last_error": Coalesce("last_error", Value(DECIDED)),
         "updated_at": Clock(),
-        "decisions": with_decision(row, replace(made, steps=doubts)),
+        "decisions": with_decision(row, replace(made, steps=doubts, attempt=row.attempt)),
         "expires_at": max(row.expires_at, facts.now + timedelta(seconds=resolve(LEASED).ttl_seconds)),
     }
     same_row(row).update(**decided | changes)

@@ -18,7 +18,6 @@ import csv
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from .resolution import close_with, record_outcome, release_for_retry
 
 TO_FILL = ("decision", "step", "result")
 """These columns come first, because spreadsheets cut off empty cells at the end of a line."""
-READ = (*TO_FILL, "id", "reference", "attempt", "changed")
+READ = (*TO_FILL, "id", "reference", "version")
 FORMULA = "('*[-=+@＝＋－＠])"
 """The beginning of a formula, and the apostrophes before it. East Asian spreadsheets accept wide characters, too."""
 BEGINS = r"""(^|[\s,;|"])"""
@@ -44,7 +43,7 @@ class Filled:
 
     Attributes:
         pk: the id of the key's row.
-        seen: the key's reference, attempt and last change, as exported.
+        seen: the key's reference and version, as exported. See `lookups.version_of`.
         step: the step whose result is recorded, or "".
         what: the decision as it was typed.
         action: the decision's name, as `Facts.needs_word` expects it.
@@ -52,7 +51,7 @@ class Filled:
     """
 
     pk: int
-    seen: tuple[str, int, datetime]
+    seen: tuple[str, str]
     step: str
     what: str
     action: str
@@ -102,9 +101,9 @@ def _filled(cells: dict[str, str], using: str) -> Filled:
     typed = {name: cells[name] if name == "result" else text_of(cells[name]) for name in READ}
     try:
         reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]
-        pk, seen = int(typed["id"]), (reference, int(typed["attempt"]), datetime.fromisoformat(typed["changed"]))
+        pk, seen = int(typed["id"]), (reference, re.fullmatch("v[0-9a-f]{15}", typed["version"])[0])  # type: ignore[index]
     except (TypeError, ValueError):
-        raise ValueError("id, reference, attempt or changed is damaged. Import them as text") from None
+        raise ValueError("id, reference or version is damaged. Import them as text") from None
     chosen, step, result = typed["decision"].strip().lower(), typed["step"], typed["result"]
     if "\ufffd" in step + result:
         raise ValueError("it is not UTF-8. Save the list as CSV UTF-8")

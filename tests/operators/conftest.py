@@ -20,6 +20,6 @@ def keys_of_each_kind() -> None:
     IdempotencyKey.objects.update(policy="retry")
     resource = {"resource_type": "order", "resource_id": "59"}
     IdempotencyKey.objects.filter(key="doubt").update(policy="hold", operation="POST refund/", worker="w:7", **resource)
-    IdempotencyKey.objects.filter(key="half").update(updated_at=timezone.now() - timedelta(days=7))
+    IdempotencyKey.objects.filter(key="half").update(attention_at=timezone.now() - timedelta(days=7))
     IdempotencyKey.objects.filter(key="stuck").update(updated_at=timezone.now())
     IdempotencyKey.objects.filter(key="running").update(locked_until=datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC))

@@ -12,7 +12,13 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError, LeaseLost, Result, ResultNotStorable, once
+from django_idempotency import (
+    IdempotencyConfigurationError,
+    LeaseLost,
+    Result,
+    ResultNotStorable,
+    once,
+)
 from django_idempotency.engine.execution.claiming import claim_request
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys

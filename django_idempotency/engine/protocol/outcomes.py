@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum
 from math import ceil
 from typing import Generic, Literal, TypeVar
@@ -61,6 +62,8 @@ class ClaimRequest:
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
         keys_last: seconds for which other systems remember a derived key, for the "retry-keyed" policy.
         known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
+        waits_since: since when the key has needed attention. An attempt that only looks, as a recovery's, and settles
+            nothing, leaves the key as old as it was.
         late: for keys that contain their creation time. Called with the database's time in seconds since 1970, it
             returns whether a key without a row is too old to be new. If it is set, an expired row is never taken over.
     """
@@ -74,6 +77,7 @@ class ClaimRequest:
     reconciles: bool = False
     keys_last: float = 0
     known_only: bool = False
+    waits_since: datetime | None = None
     late: Callable[[float], bool] | None = None
     earlier: tuple[bytes, ...] = ()
 

@@ -70,6 +70,8 @@ from .sealing import seal, unseal
 from .states import SETTLED, UNFINISHED, Clock
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from django.db.models import QuerySet
 
     from ..protocol.outcomes import Claimed, ClaimRequest, Resource
@@ -152,7 +154,7 @@ class Journal:
             "last_error": seal(claimed, "last_error", error),
             "updated_at": Clock(),
         }
-        if not fail(self._own(claimed), **ended):
+        if not fail(self._own(claimed), since=wanted.waits_since, **ended):
             raise lease_lost()
 
     # --- steps
@@ -329,15 +331,16 @@ def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyS
     return steps.filter(key=row.id, key_hash=row.key_hash, scope_hash=row.scope_hash)
 
 
-def fail(rows: QuerySet[IdempotencyKey], **changes: Any) -> int:
+def fail(rows: QuerySet[IdempotencyKey], *, since: datetime | None = None, **changes: Any) -> int:
     """Mark locked or fenced rows as failed, and return their number.
 
-    A row in which either count is above 0 needs attention. See Note [One truth about a key].
+    A row in which either count is above 0 needs attention, from now on or `since` an earlier time. See Note [One truth
+    about a key].
 
     This takes two statements, because Citus doesn't allow a clock inside CASE.
     """
     settled = rows.filter(SETTLED).update(**changes, attention_at=None)
-    return settled + rows.exclude(SETTLED).update(**changes, attention_at=Clock())
+    return settled + rows.exclude(SETTLED).update(**changes, attention_at=since or Clock())
 
 
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:

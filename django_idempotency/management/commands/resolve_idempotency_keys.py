@@ -18,7 +18,7 @@ from ...exceptions import NotDecryptable, NotResolvable
 from ...keys import derived_key
 from ...maintenance.entered import entered_answer
 from ...maintenance.facts import Facts, facts_of
-from ...maintenance.lookups import find_key, unchanged_for
+from ...maintenance.lookups import find_key, version_of, waiting_for, waits_since
 from ...maintenance.resolution import close_with, release_for_retry, resolve_all
 from ...maintenance.sheet import Filled, read
 from ...models import IdempotencyKey, IdempotencyStep
@@ -65,7 +65,12 @@ class Command(IdempotencyCommand):
         add = parser.add_argument_group("which keys (all options must match)").add_argument
         add("--operation", action="append", help="Keys of this operation, such as 'POST pay/'. May be repeated.")
         add("--state", action="append", choices=CHOICES, help="Keys in this state; default: all. May be repeated.")
-        add("--older-than", type=float, metavar="S", help="Keys that have not changed for S seconds.")
+        add(
+            "--older-than",
+            type=float,
+            metavar="S",
+            help="Keys that have waited for S seconds.",
+        )
         add("--key", help="The key itself, or the reference that the log shows for it. The key may be in any state.")
         add("--id", action="append", type=int, metavar="N", help="The key with this number. May be repeated.")
         add("--database", help="Database alias; default: the write alias.")
@@ -183,7 +188,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
     if options["state"] is not None:
         keys = keys.filter(reduce(or_, (CHOICES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
-        keys = unchanged_for(keys, options["older_than"])
+        keys = waiting_for(keys, options["older_than"])
     found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
     # Keys in doubt come first, because the customer may have paid already.
     return sorted(found, key=lambda key: key.state != IN_DOUBT)
@@ -202,7 +207,7 @@ def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
     """With --apply, carry out this row's decision. Return the reason for a refusal, or an empty string."""
     if key is None:
         return "it is gone"
-    if row.seen != (key.row.reference, key.row.attempt, key.row.updated_at):
+    if row.seen != (key.row.reference, version_of(key.row)):
         return "it has changed since the export"
     if row.step and row.step not in key.recordable:
         return f"{row.step!r} is neither in doubt nor missing its value"
@@ -223,7 +228,7 @@ def _line(key: Facts) -> str:
     # A line break in the client's text could make part of it look like another key's line.
     return without_controls(
         f"{row.pk} {row.reference} {row.operation}, caller {row.scope!r}: {key.state.label} for "
-        f"{timesince(row.updated_at, key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
+        f"{timesince(waits_since(row), key.now)}, policy {row.policy or 'none'}, attempt {row.attempt}, worker "
         f"{row.worker or 'unknown'}, in doubt: {doubts or 'none'}, done: {', '.join(done) or 'none'}"
         f"{about}."
     )

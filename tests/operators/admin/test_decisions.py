@@ -25,6 +25,7 @@ from tests.admin_pages import LIST, address, confirm, decide, detail, make_key, 
 from tests.leased_urls import GATEWAY
 from tests.leases import Broken, breaks, row
 from tests.shopapp.models import Order
+from tests.step_rows import recount
 
 Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.admin_urls")]
@@ -220,10 +221,8 @@ class TestRefused:
         self, operator: Client, in_doubt: IdempotencyKey, decision: str, change: str
     ) -> None:
         """Since the page was opened, a worker has started another attempt, or another person has decided."""
-        if change == "another attempt":
-            IdempotencyKey.objects.update(attempt=2)
-        else:
-            IdempotencyKey.objects.update(updated_at=timezone.now())
+        lapsed = {"attention_at": None, "status": "in_progress", "locked_until": timezone.now()}
+        IdempotencyKey.objects.update(**(lapsed if change == "another attempt" else {"attention_at": timezone.now()}))
         assert CHANGED in decide(operator, in_doubt, decision)
         assert (row().decisions, LogEntry.objects.count()) == (None, 0)
 
@@ -297,6 +296,7 @@ class TestWord:
         if what == "no lease":
             first.update(attention_at=None, status="in_progress", locked_until=None)
             keys[0].steps.all().delete()
+            recount(keys[0])  # reads the row again
         elif what == "hold":
             first.update(policy="hold")
         else:
@@ -359,7 +359,7 @@ class TestSelected:
 
     def test_a_key_that_has_changed_is_left_alone(self, operator: Client, keys: list[IdempotencyKey]) -> None:
         """A worker has started another attempt, or holds the key, since the page was opened."""
-        IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2)
+        IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2, attention_at=timezone.now())
         later = timezone.now() + timedelta(hours=1)
         IdempotencyKey.objects.filter(pk=keys[1].pk).update(attention_at=None, status="in_progress", locked_until=later)
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
@@ -373,7 +373,7 @@ class TestSelected:
         """The decision looks again under its lock. The changed key has no entry in the log."""
 
         def late(key: IdempotencyKey, **said: Any) -> None:
-            IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2)
+            IdempotencyKey.objects.filter(pk=keys[0].pk).update(attempt=2, attention_at=timezone.now())
             release_for_retry(key, **said)
 
         monkeypatch.setattr("django_idempotency.admin.forms.release_for_retry", late)

@@ -1,0 +1,110 @@
+"""What a recovery that settles nothing leaves as it was: for a person, its look is no change of the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_idempotency import NotResolvable
+from django_idempotency.engine.protocol.outcomes import Snapshot
+from django_idempotency.engine.stores.states import Clock
+from django_idempotency.maintenance import Asked, recover_idempotency_keys
+from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key
+from tests.leased_urls import GATEWAY, HOOKS
+from tests.leases import Broken, breaks, row
+from tests.resolving import resolve
+from tests.shopapp.models import Order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.leased_urls")]
+Post = Callable[..., Any]
+
+
+@pytest.fixture
+def key() -> str:
+    return "k"
+
+
+def recover() -> list[Asked]:
+    told: list[Asked] = []
+    recover_idempotency_keys(older_than=0, progress=told.append)
+    return told
+
+
+def outcome() -> str:
+    (asked,) = recover()
+    return asked.outcome
+
+
+def records(operation: Any) -> None:
+    """A `reconcile` that finds the charge in the books, and leaves the rest to the retry."""
+    operation.call("charge", lambda: {"charge": "found"})
+
+
+@pytest.fixture
+def unclear(post: Post) -> IdempotencyKey:
+    """A charge in doubt that `reconcile` cannot settle, as a person sees it; then a recovery looks at it twice."""
+    GATEWAY.after, HOOKS["reconcile"] = breaks, lambda operation: None
+    with pytest.raises(Broken):
+        post("/pay/reconcile")
+    GATEWAY.after = lambda: None
+    IdempotencyKey.objects.update(attention_at=Clock(plus=-7200))
+    seen = row()
+    for _ in range(2):
+        assert outcome() == "left"
+    assert row().attempt == seen.attempt + 2
+    return seen
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_look_is_no_change_for_a_person(unclear: IdempotencyKey, post: Post) -> None:
+    """What was looked up in the gateway's books is still true: one charge, and one order."""
+    record_outcome(unclear, "charge", {"charge": "ch_1"}, by="ada", reason="t")
+    assert post("/pay/reconcile").status_code == 201
+    assert (len(GATEWAY.charges), Order.objects.count()) == (1, 1)
+
+
+def test_a_doubt_is_as_old_as_it_is(unclear: IdempotencyKey) -> None:
+    """However often a recovery has looked."""
+    assert row().attention_at == unclear.attention_at
+    told = resolve("--older-than=7000")
+    assert (told[0], "in doubt for 2\xa0hours" in told[1]) == (0, True)
+
+
+def test_a_lapsed_key_is_in_doubt_since_its_lease_ended() -> None:
+    """A look turns it into a failed one, which is no change either."""
+    create_key("k", status="abandoned", in_doubt=["charge"], operation="POST pay/reconcile", on_abandoned="hold")
+    seen, HOOKS["reconcile"] = row(), lambda operation: None
+    assert outcome() == "left"
+    assert (row().status, row().attention_at) == ("failed", seen.locked_until)
+    release_for_retry(seen)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("happens", ["a decision", "a finding"])
+def test_what_a_person_calls_a_change_is_one(unclear: IdempotencyKey, happens: str) -> None:
+    """Another person has decided, or `reconcile` has found the charge."""
+    if happens == "a decision":
+        release_for_retry(unclear)
+    else:
+        HOOKS["reconcile"] = records
+        recover()
+    with pytest.raises(NotResolvable):
+        close_with(unclear, Snapshot(status_code=410, headers=(), body=b""))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_that_a_retry_has_made_again_is_a_change(post: Post) -> None:
+    """Whoever has found no charge before looks again."""
+    GATEWAY.after = breaks
+    for number in range(2):
+        with pytest.raises(Broken):
+            post("/pay")
+        if number == 0:
+            seen = row()
+    assert GATEWAY.calls == 2
+    with pytest.raises(NotResolvable):
+        release_for_retry(seen)
