@@ -1,5 +1,8 @@
 """How each package protects the shop's endpoint: as its own documentation says. Imported before Django is set up."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 LOCK_SECONDS = 2
@@ -23,6 +26,12 @@ class Peer:
 
     def view(self, function):
         return function
+
+    def application(self, application):
+        return application
+
+    def prepare(self):
+        """Make its own tables, where it has some that are not Django's."""
 
 
 class DjangoIdempotency(Peer):
@@ -53,6 +62,24 @@ class RestFrameworkIdempotencyKey(Peer):
         return simple_idempotency_key_method(function)
 
 
+class Idemkit(Peer):
+    """In front of Django, as its example for Django does, with keys in the shop's own database."""
+
+    def url(self):
+        return f"postgresql://postgres@/{os.environ['DATABASE']}?host={os.environ['DATABASE_HOST']}"
+
+    def application(self, application):
+        from idemkit import HttpConfig, PostgresBackend, WSGIIdempotencyMiddleware
+
+        config = HttpConfig(scope=lambda request: request.headers["authorization"], lease_ttl_seconds=LOCK_SECONDS)
+        return WSGIIdempotencyMiddleware(application, backend=PostgresBackend.from_url(self.url()), config=config)
+
+    def prepare(self):
+        subprocess.run(
+            [sys.executable, "-m", "idemkit.cli", "init-pg", self.url()], check=True, stdout=subprocess.DEVNULL
+        )
+
+
 PEERS = {
     "no package": Peer(requirement=None),
     "django-idempotency": DjangoIdempotency(requirement=None, apps=("django_idempotency",)),
@@ -79,5 +106,12 @@ PEERS = {
         apps=("rest_framework_idempotency_key",),
         middleware=("rest_framework_idempotency_key.middleware.IdempotencyKeyMiddleware",),
         settings={"IDEMPOTENCY_KEY_LOCK_TIMEOUT": LOCK_SECONDS},
+    ),
+    "idemkit": Idemkit(requirement="idemkit[postgres]==1.0.2"),
+    "drf-idem": Peer(
+        requirement="drf-idem==0.1.1",
+        apps=("drf_idem",),
+        middleware=("drf_idem.middleware.IdempotencyMiddleware",),
+        settings={"DRF_IDEM": {"HEADER": "HTTP_IDEMPOTENCY_KEY", "CACHE_BACKEND": "default"}},
     ),
 }

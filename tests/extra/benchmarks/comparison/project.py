@@ -109,6 +109,7 @@ def prepare():
 
     call_command("migrate", verbosity=0)
     call_command("createcachetable", verbosity=0)
+    peer.prepare()
     with connection.schema_editor() as editor:
         editor.create_model(Order)
     for name in ("ann", "bob"):
@@ -119,4 +120,4 @@ def prepare():
 if __name__ == "__main__":
     prepare()
 else:
-    application = get_wsgi_application()
+    application = peer.application(get_wsgi_application())
