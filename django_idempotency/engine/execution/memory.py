@@ -73,7 +73,7 @@ class MemoryJournal(StepJournal):
 
     def refuse_transactions(self, what: str) -> None:
         """Raise what protected work would raise inside a transaction."""
-        connection = connections[self._alias]
+        connection: Any = connections[self._alias]
         blocks = [block for block in connection.atomic_blocks if not block._from_testcase]
         # Protected leased work runs without the transaction of ATOMIC_REQUESTS, which otherwise surrounds the view.
         if len(blocks) == 1 and connection.settings_dict["ATOMIC_REQUESTS"]:
