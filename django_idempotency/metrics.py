@@ -29,6 +29,7 @@ if find_spec("prometheus_client") is None:
         name="prometheus_client",
     )
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 from django.db.models import Count, Max, Min
@@ -194,8 +195,10 @@ def _values(alias: str) -> dict[str, float]:
     callers = keys.filter(pk__gt=newest - NEWEST).values("scope").annotate(count=Count("pk")).order_by("-count")
     values["busiest_caller"] = callers.values_list("count", flat=True).first() or 0
     values["schemas_not_counted"] = len(store_for(alias).elsewhere())
+    # A process that only serves metrics may have no URLconf.
     with suppress(IdempotencyConfigurationError, ImportError, ImproperlyConfigured):
-        values["unknown_operations"] = len(unknown_operations(using=alias))
+        if hasattr(settings, "ROOT_URLCONF"):
+            values["unknown_operations"] = len(unknown_operations(using=alias))
     # An unknown value is omitted, because 0 would mean that no transaction is open.
     if (running := running_transactions(using=alias)) is not None:
         values["atomic_in_flight"] = len(running)
