@@ -15,6 +15,7 @@ is split. It adds one to those that are already there, so that `read` gets the o
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ def read(path: str, using: str) -> list[Filled]:
     text = Path(path).read_bytes().decode("utf-8-sig", "replace")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     rows, filled = csv.DictReader(StringIO(text, newline=""), delimiter=separator, strict=True), dict[int, Filled]()
+    recorded: dict[tuple[str, str], int] = {}
     try:
         if any([*(rows.fieldnames or ())].count(name) != 1 for name in READ):
             raise ValueError(f"the heading must name each of these columns once, as CSV in UTF-8: {', '.join(READ)}")
@@ -88,6 +90,14 @@ def read(path: str, using: str) -> list[Filled]:
                 if row.pk in filled:
                     raise ValueError("a line above decides about this key, too. Decide once, and export the list again")
                 filled[row.pk] = row
+                if row.step and isinstance(value := json_value(cells["result"]), dict | str):
+                    # Copied down a column by mistake, one customer's charge would become the others' orders.
+                    above = recorded.setdefault((row.step, json.dumps(value, sort_keys=True)), rows.reader.line_num)
+                    if above != rows.reader.line_num:
+                        raise ValueError(
+                            f"line {above} records the same result of {row.step!r}, but each call has one of its own. "
+                            "If it is right, decide about this key in the admin"
+                        )
     except (csv.Error, ValueError) as error:
         said = str(error).removesuffix(".")
         raise ValueError(f"Nothing was decided. {path}, line {rows.reader.line_num}: {said}.") from error

@@ -14,6 +14,7 @@ from django.urls import reverse
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import staff
+from tests.expired import make_leased
 from tests.resolving import get, resolve, rows
 
 pytestmark = [
@@ -185,6 +186,25 @@ def test_a_row_twice(fill: Fill) -> None:
     assert (
         "line 6: a line above decides about this key, too. " in resolve(fill(doubt=twice, stuck=RELEASE), "--apply")[1]
     )
+
+
+@pytest.mark.parametrize("result", ['{"id": "ch_1", "n": 1}', '"ch_1"'])
+def test_one_charge_for_two_keys(fill: Fill, result: str) -> None:
+    """Copied down by mistake. Nothing is decided: the second customer's order would have the first one's charge."""
+    make_leased("doubt 2", "failed", doubt=True)
+    record = RECORD | {"result": result}
+    again = record | {"result": '{"n": 1, "id": "ch_1"}' if "n" in result else result}
+    before = rows()
+    status, text = resolve(fill(doubt=record, **{"doubt 2": again}), "--apply")
+    assert (status, "line 4: line 3 records the same result of 'call', but each call has " in text) == (1, True)
+    assert rows() == before
+
+
+def test_what_is_no_receipt_may_be_the_same_for_two_keys(fill: Fill) -> None:
+    """Such as true, for a mail that was sent."""
+    make_leased("doubt 2", "failed", doubt=True)
+    record = RECORD | {"result": "true"}
+    assert resolve(fill(doubt=record, **{"doubt 2": record}), "--apply")[0] == 0
 
 
 @pytest.mark.parametrize(
