@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -184,6 +185,23 @@ def protected(content: Any = b"ok", status: int = 201, **options: Any) -> Callab
     return lambda key: view(request(key))
 
 
+def rest_view() -> Callable[[str], Any]:
+    """A view of the REST framework, if that is installed."""
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotencyMixin
+
+    class Orders(IdempotencyMixin, APIView):
+        authentication_classes: list[Any] = []
+
+        def post(self, request: Any) -> Any:
+            return Response({"id": order(request.headers["Idempotency-Key"])}, status=201)
+
+    view = Orders.as_view()
+    return lambda key: view(request(key))
+
+
 async def aplace(key: str) -> int:
     async def work() -> int:
         return int((await Order.objects.acreate(reference=key)).pk)
@@ -258,3 +276,6 @@ SCENARIOS = {
     "async run_once": atomic(async_to_sync(aplace)),
     "async view": atomic(lambda key: async_to_sync(aview)(request(key))),
 }
+if find_spec("rest_framework") is not None:
+    SCENARIOS["view of the REST framework"] = atomic(rest_view())
+    SCENARIOS["view of the REST framework, replay"] = atomic(rest_view(), prepare=rest_view())
