@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from django_idempotency import PayloadMismatch, run_once, signals
+from django_idempotency import run_once, signals
 from tests.acceptance.pages import blocks
 
 pytest.importorskip("opentelemetry.sdk")
@@ -79,23 +79,3 @@ print(metrics(None).content.decode())
     )
     assert 'idempotency_key_outcomes_total{operation="o",outcome="completed"} 1.0' in done.stdout, done.stderr
     assert 'idempotency_keys_stuck{database="default"} 0.0' in done.stdout
-
-
-def test_a_span_says_what_came_of_the_key(run: Any) -> None:
-    """Completed, then refused; the last event stands."""
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = provider.get_tracer("tests")
-    run(PAGE, "shop/tracing.py")
-    with tracer.start_as_current_span("first"):
-        once()
-    with tracer.start_as_current_span("second"), pytest.raises(PayloadMismatch):
-        once(payload=2)
-    spans = exporter.get_finished_spans()
-    assert [span.attributes["idempotency.outcome"] for span in spans] == ["completed", "mismatched"]
-    assert spans[0].attributes["idempotency.key_reference"] == "7d4e5a76eae6d8c1"

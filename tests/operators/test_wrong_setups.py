@@ -148,7 +148,7 @@ def answer(request):
 view = idempotent(operation="o")(answer)
 view(RequestFactory().post("/", headers={"Idempotency-Key": "k"}, content_type="application/json"))
 unwanted = ("rest_framework", "drf_spectacular", "ninja", "prometheus_client", "redis", "boto3", "psycopg", "MySQLdb",
-            "django.contrib.admin", "django_idempotency.admin", "django_idempotency.testing",
+            "opentelemetry", "django.contrib.admin", "django_idempotency.admin", "django_idempotency.testing",
             "django_idempotency.rest_framework", "django_idempotency.ninja", "django_idempotency.metrics")
 print([name for name in unwanted if name in sys.modules])
 """

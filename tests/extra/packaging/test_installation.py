@@ -59,8 +59,15 @@ def test_only_django_is_there(python: Path, tmp_path: Path) -> None:
 def test_only_the_adapters_cannot_be_imported(python: Path, tmp_path: Path) -> None:
     """Every other module works without the REST framework, Ninja, database drivers and clients of other stores."""
     failed = json.loads(run(python, "-W", "error", "-c", IMPORTS, cwd=tmp_path))
-    assert {name.split(".")[1] for name in failed} == {"backends", "metrics", "ninja", "rest_framework"}
+    assert {name.split(".")[1] for name in failed} == {
+        "backends",
+        "metrics",
+        "ninja",
+        "opentelemetry",
+        "rest_framework",
+    }
     extras = ("boto3", "drf_spectacular", "ninja", "redis", "rest_framework")
     missing = {f"No module named {name!r}" for name in extras}
     metrics = "django_idempotency.metrics needs prometheus-client, which is not installed. Run: pip install "
-    assert set(failed.values()) == {*missing, f"{metrics}prometheus-client"}
+    traces = "django_idempotency.opentelemetry needs opentelemetry-api, which is not installed. Run: pip install "
+    assert set(failed.values()) == {*missing, f"{metrics}prometheus-client", f"{traces}opentelemetry-api"}
