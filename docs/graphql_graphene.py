@@ -8,7 +8,8 @@ from functools import partial
 import graphene
 from graphene_django.views import GraphQLView
 from shop import models
-from shop.mutations import CountsEntries, mutate_once
+
+from django_idempotency.graphql import CountsEntries, mutate_once
 
 
 def create_order(reference, amount):

@@ -4,23 +4,14 @@ tests/acceptance/test_graphql.py runs this file.
 """
 
 from datetime import timedelta
-from functools import partial
 
 import strawberry
 from shop import models
-from shop.mutations import CountsEntries, mutate_once
 from strawberry.django.views import GraphQLView
-from strawberry.extensions import FieldExtension
 from strawberry.schema.config import StrawberryConfig
 
-
-class Once(FieldExtension):
-    def __init__(self, **options):
-        self.options = options
-
-    def resolve(self, next_, source, info, **kwargs):
-        work = partial(next_, source, info, **kwargs)
-        return mutate_once(info.context.request, info, work, kwargs, **self.options)
+from django_idempotency.graphql import CountsEntries
+from django_idempotency.graphql.strawberry import Once
 
 
 @strawberry.type

@@ -42,6 +42,8 @@ def public() -> dict[str, list[str]]:
 
 
 ITS_PAGE = {
+    "django_idempotency.graphql": "[GraphQL](recipes.md#graphql)",
+    "django_idempotency.graphql.strawberry": "[GraphQL](recipes.md#protect-each-mutation)",
     "django_idempotency.ninja": "[Django Ninja](ninja.md)",
     "django_idempotency.ninja.schema": "[OpenAPI](ninja.md#openapi)",
     "django_idempotency.rest_framework": "[REST framework](drf.md)",

@@ -29,6 +29,7 @@ def _the_projects_own(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the blocks import, or read, of a project."""
     monkeypatch.setenv("IDEMPOTENCY_KEYS", f"{'n' * 43}= {'o' * 43}=")
     monkeypatch.setitem(sys.modules, "shop.forms", SimpleNamespace(OrderView=object))
+    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(view=print))
     monkeypatch.setitem(sys.modules, "shop.payments", SimpleNamespace(pay=print))
     monkeypatch.setitem(sys.modules, "shop.broker", SimpleNamespace(publish=None, open_store=None))
     monkeypatch.setitem(sys.modules, "shop.webhooks", SimpleNamespace(SECRET=b"s"))

@@ -1,9 +1,10 @@
-"""The two recipes for GraphQL, with strawberry's view and with graphene's."""
+"""The two ways for GraphQL, with strawberry's view and with graphene's."""
 
 from __future__ import annotations
 
 import json
-import sys
+from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,7 +20,11 @@ from django.urls import path
 from django_idempotency.keys import caller_scope
 from tests.shopapp.models import Order
 
-graphql = pytest.importorskip("graphql")
+pytest.importorskip("graphql")
+
+from django_idempotency import IdempotencyConfigurationError
+from django_idempotency.graphql import mutate_once, protect_mutations
+
 pytestmark = pytest.mark.django_db
 URL = "/graphql"
 CREATE = 'mutation { createOrder(reference: "a", amount: 1) { reference } }'
@@ -95,14 +100,12 @@ def library(request: pytest.FixtureRequest) -> SimpleNamespace:
 
 
 @pytest.fixture
-def guard(library: SimpleNamespace, run: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The page's guard, above the library's view. `execute` can be replaced by its view for batches."""
-    monkeypatch.setitem(sys.modules, "shop.schema", SimpleNamespace(execute=None))
-    page = run("docs/graphql_request.py")
-    scope = page.graphql.__globals__
-    scope["execute"] = library.one
-    serve(path(URL[1:], lambda request: scope["graphql"](request)))
-    return SimpleNamespace(use=lambda view: scope.update(execute=view), persisted=scope["PERSISTED"])
+def guard(library: SimpleNamespace, serve: Any) -> SimpleNamespace:
+    """The library's view, protected. It can be replaced by its view for batches."""
+    using = [library.one]
+    persisted: dict[str, str] = {}
+    serve(path(URL[1:], protect_mutations(lambda request: using[-1](request), persisted=persisted)))
+    return SimpleNamespace(use=using.append, persisted=persisted)
 
 
 def ask(client: Client, body: Any, key: str | None = None, **kwargs: Any) -> Any:
@@ -230,10 +233,8 @@ class TestTheGuard:
 
 
 @pytest.fixture
-def fields(library: Any, run: Any, serve: Any, client: Client, django_user_model: Any, monkeypatch: Any) -> Any:
+def fields(library: Any, run: Any, serve: Any, client: Client, django_user_model: Any) -> Any:
     """The page's schema, which protects each mutation; a signal raises after a negative order was written."""
-    mutations = run("docs/graphql_mutations.py")
-    monkeypatch.setitem(sys.modules, "shop.mutations", mutations)
     schema = run(f"docs/{library.page}")
     serve(path(URL[1:], schema.graphql), path("batches", getattr(schema, "batches", schema.graphql)))
     client.force_login(django_user_model.objects.create(username="ann"))
@@ -312,3 +313,31 @@ class TestTheFields:
             told.append(ask(client, {"query": ONE % "a"}, "one").json()["data"]["createOrder"]["id"])
         assert told[0] == told[2] != told[1]
         assert Order.objects.count() == 2
+
+    def test_a_scope_of_its_own_needs_no_login(self, client: Client, rf: Any) -> None:
+        """Such as a token's in the variables."""
+        request = rf.post(URL, headers={"Idempotency-Key": "one"})
+        request.graphql_entry = 0
+        info = SimpleNamespace(field_name="pay", path=SimpleNamespace(as_list=lambda: ["pay"]))
+        work = partial(Order.objects.create, amount=1)
+        first, again = (mutate_once(request, info, work, {"amount": Amount.ONE}, scope="token 7") for _ in range(2))
+        assert first == again
+
+
+class Amount(Enum):
+    ONE = 1
+
+
+def test_a_view_that_does_not_count_is_named(rf: Any, admin_user: Any) -> None:
+    """Two mutations of a batch would share a key."""
+    request = rf.post(URL, headers={"Idempotency-Key": "one"})
+    request.user = admin_user
+    with pytest.raises(IdempotencyConfigurationError, match="Put CountsEntries before the library's view"):
+        mutate_once(request, None, lambda: 1, {})
+
+
+def test_an_asynchronous_view_is_refused() -> None:
+    async def view(request: HttpRequest) -> None: ...
+
+    with pytest.raises(IdempotencyConfigurationError, match="needs a synchronous view"):
+        protect_mutations(view)

@@ -16,7 +16,15 @@ from tests.acceptance.reference import DOCS, pages, updated
 @pytest.mark.parametrize("page", pages())
 def test_what_is_made_of_the_code_is_up_to_date(page: str) -> None:
     """If not: python -m tests.acceptance.reference."""
-    for module in ("boto3", "drf_spectacular", "ninja", "opentelemetry", "prometheus_client", "rest_framework"):
+    for module in (
+        "boto3",
+        "drf_spectacular",
+        "ninja",
+        "opentelemetry",
+        "prometheus_client",
+        "rest_framework",
+        "strawberry",
+    ):
         pytest.importorskip(module)
 
     assert (DOCS / page).read_text() == updated(page, pages()[page])

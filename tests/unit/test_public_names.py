@@ -35,7 +35,7 @@ CODE = [*(ROOT / "docs").rglob("*.py"), *(ROOT / "testproject").rglob("*.py")]
 @pytest.fixture(scope="module")
 def modules() -> dict[str, list[str]]:
     """The public modules and their names."""
-    for module in ("boto3", "drf_spectacular", "ninja", "opentelemetry", "prometheus_client", "redis"):
+    for module in ("boto3", "drf_spectacular", "ninja", "opentelemetry", "prometheus_client", "redis", "strawberry"):
         pytest.importorskip(module)
     return public()
 

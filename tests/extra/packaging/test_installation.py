@@ -61,12 +61,13 @@ def test_only_the_adapters_cannot_be_imported(python: Path, tmp_path: Path) -> N
     failed = json.loads(run(python, "-W", "error", "-c", IMPORTS, cwd=tmp_path))
     assert {name.split(".")[1] for name in failed} == {
         "backends",
+        "graphql",
         "metrics",
         "ninja",
         "opentelemetry",
         "rest_framework",
     }
-    extras = ("boto3", "drf_spectacular", "ninja", "redis", "rest_framework")
+    extras = ("boto3", "drf_spectacular", "graphql", "ninja", "redis", "rest_framework")
     missing = {f"No module named {name!r}" for name in extras}
     metrics = "django_idempotency.metrics needs prometheus-client, which is not installed. Run: pip install "
     traces = "django_idempotency.opentelemetry needs opentelemetry-api, which is not installed. Run: pip install "
