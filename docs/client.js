@@ -1,3 +1,4 @@
+// django-idempotency/client.js, revision 2
 // A client that retries, with an outbox in the browser's storage: see clients.md.
 
 const GIVE_UP_AFTER = 600; // seconds: longer than the server's longest lease

@@ -1,3 +1,4 @@
+# django-idempotency/client.py, revision 2
 """A client that retries, with an outbox in a file: see clients.md."""
 
 import json

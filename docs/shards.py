@@ -1,3 +1,4 @@
+# django-idempotency/shards.py, revision 2
 """A router by tenant for orders and keys, and its middleware: see databases.md.
 
 tests/databases/clusters/test_shards.py runs this file.

@@ -1,3 +1,4 @@
+# django-idempotency/tenant_databases.py, revision 2
 """A router for keys and orders, behind that of django-isolated-tenants: see databases.md.
 
 tests/databases/clusters/test_tenant_databases.py runs this file.

@@ -1,0 +1,78 @@
+"""Files that people copy name their revision, and a command says which copies are old."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from django_idempotency.copies import NAMED, REVISIONS, main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+HASHES = {
+    "alerts.yml": "522202bfb1a4",
+    "client.js": "2c4509f5286e",
+    "client.py": "b1bccc71100b",
+    "grafana.json": "6a461f675b3e",
+    "shards.py": "06c1c5da5c1b",
+    "tenant_databases.py": "f37cd648d8dd",
+}
+"""Of the files without their revision. A file that has changed since the last release gets the next revision."""
+
+
+def content_hash(name: str) -> str:
+    return sha256(NAMED.sub("", (DOCS / name).read_text()).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("name", REVISIONS)
+def test_each_file_names_its_revision(name: str) -> None:
+    found = NAMED.findall((DOCS / name).read_text())
+    assert found == [(name, str(REVISIONS[name]))]
+
+
+@pytest.mark.parametrize("name", REVISIONS)
+def test_a_changed_file_has_another_revision(name: str) -> None:
+    """If this fails: once a release, raise the revision in the file and in copies.py. In any case, enter the hash."""
+    assert content_hash(name) == HASHES[name]
+
+
+def test_copies_of_this_release(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if they were adapted."""
+    assert main([str(DOCS / name) for name in REVISIONS]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(REVISIONS)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "# django-idempotency/alerts.yml, revision 1\ngroups: []",
+            "is revision 1 of alerts.yml, and this release has 2",
+        ),
+        ("groups: []", "names no revision, so it is from 0.4.0 or earlier"),
+        ("# django-idempotency/rules.yml, revision 7", "is a copy of rules.yml, which this release doesn't have"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_old_copies(content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of them is enough, beside those that are right."""
+    copy = tmp_path / "ours.yml"
+    if content is not None:
+        copy.write_text(content)
+    assert main([str(DOCS / "alerts.yml"), str(copy)]) == 1
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{copy} {said}")
+
+
+def test_it_needs_no_project() -> None:
+    """As in a CI that only has the package."""
+    command = [sys.executable, "-m", "django_idempotency.copies", "docs/client.js"]
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    root = DOCS.parent
+    environment["PYTHONPATH"] = str(root)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"docs/client\.js is revision \d+ of client\.js\.\n", done.stdout)
