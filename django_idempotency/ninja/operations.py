@@ -198,9 +198,9 @@ class NinjaAdapter(Adapter):
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
         """Return the response from the API's exception handlers, which run in a new transaction."""
         api = getattr(call.request, RUNNING).api
+        to_response = super().response
         try:
-            with call.own_transaction():
-                return call.judge(super().response(call, api.on_exception(call.request, error)))
+            return call.in_own_transaction(lambda: call.judge(to_response(call, api.on_exception(call.request, error))))
         # Raised again by `_answered`.
         except Exception as unanswered:  # noqa: BLE001
             setattr(call.request, UNANSWERED, unanswered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -94,13 +95,16 @@ class RestFrameworkAdapter(Adapter):
             raise error  # the parser's error must roll back the claim
         view = view_of(call)
         try:
-            with call.own_transaction():
-                response = view.handle_exception(error)
+            response = call.in_own_transaction(partial(view.handle_exception, error))
         except Exception as unanswered:
             settle(view, call.request, unanswered)
             raise
-        with call.own_transaction(), _still_queried():
-            return call.judge(self.response(call, response))
+
+        def rendered() -> Finished[HttpResponseBase]:
+            with _still_queried():
+                return call.judge(self.response(call, response))
+
+        return call.in_own_transaction(rendered)
 
     def may_replay(self, call: Call, allowed: Callable[..., bool]) -> bool:
         """Call the project's function with the request and the view."""

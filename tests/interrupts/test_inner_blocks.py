@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.transaction import TransactionManagementError
 
 from django_idempotency import Operation, TransactionBroken, run_once
+from django_idempotency.engine.stores.transactions import atomically
 from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 from tests.strikes import Limit, Striking, lines_of
@@ -60,6 +61,11 @@ def write(key: str) -> None:
     run_once(work, scope="s", key=key, operation="o", lease=60)
 
 
+def pass_through(key: str) -> None:
+    """What isn't protected, and what turns an exception into a response, runs in a transaction of the package, too."""
+    atomically("default", partial(create, key))
+
+
 def alone(strike: Callable[[], bool]) -> bool:
     return strike()
 
@@ -87,7 +93,7 @@ def with_autocommit_off(strike: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize(
     ("act", "around"),
     [
-        *((act, alone) for act in (place, place_or_raise, place_or_give_up, write)),
+        *((act, alone) for act in (place, place_or_raise, place_or_give_up, write, pass_through)),
         *((place, around) for around in (in_callers, with_autocommit_off)),
     ],
 )
@@ -120,7 +126,10 @@ def test_later_operations_are_committed(
     assert orders.pop("callers", 0) % 2 == 0
     if act is write:  # a step is committed before its key is completed
         assert orders.keys() >= keys.difference(acknowledged)
-    elif act is not place_or_give_up:  # there, the key may hold an answer without an order
+    elif act not in (
+        place_or_give_up,
+        pass_through,
+    ):  # which have an answer without an order, or an order without a key
         assert orders.keys() == keys.difference(acknowledged)
     assert len(acknowledged) > 20 * LATER
 

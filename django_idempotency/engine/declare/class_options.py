@@ -21,6 +21,7 @@ from ..request.atomic_requests import (
     take_over,
     whole_if,
 )
+from ..stores.transactions import atomically
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
@@ -220,8 +221,7 @@ def _protected(
 ) -> Any:
     with view._bare(bare):
         options, form = view._form_of(handler, request)
-        with as_django_would(request, options):
-            return form(request, *args, **kwargs)
+        return atomically(as_django_would(request, options), partial(form, request, *args, **kwargs))
 
 
 async def _awaited(

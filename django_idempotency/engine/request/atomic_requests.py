@@ -14,18 +14,18 @@ behind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from operator import itemgetter
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.db import connections, transaction
+from django.db import connections
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Options, place_of_keys
 from ..execution.bridge import in_thread, without_bridge_above
 from ..stores import alias_unless_elsewhere
+from ..stores.transactions import atomically
 
 OPENED = "_idempotency_opened"
 """The attribute of Django's request while a whole view runs in the transaction that Django would have opened."""
@@ -59,8 +59,10 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
     view._non_atomic_requests = TakenOver(getattr(view, "_non_atomic_requests", ()), layers)
 
 
-def as_django_would(request: Any, options: Options | None = None) -> AbstractContextManager[Any]:
-    """Return the transaction that Django would have opened if the view were not protected.
+def as_django_would(request: Any, options: Options | None = None) -> str | None:
+    """Return the alias on which Django would have opened a transaction if the view were not protected.
+
+    Pass it to `atomically`.
 
     Args:
         options: the options of a protected request. If its keys are in the database that was taken over, the package
@@ -71,10 +73,10 @@ def as_django_would(request: Any, options: Options | None = None) -> AbstractCon
     if isinstance(mark, TakenOver) and under_atomic_requests() and not hasattr(request, OPENED):
         alias = mark.alias()
         if options is not None and alias == alias_unless_elsewhere(options):
-            return nullcontext()
+            return None
         if alias and not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
-            return transaction.atomic(using=alias)
-    return nullcontext()
+            return alias
+    return None
 
 
 def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,12 +90,15 @@ def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callabl
         # A view may have called another one.
         if not under_atomic_requests() or hasattr(request, OPENED) or not passes(request):
             return view(request, *args, **kwargs)
-        with as_django_would(request):
+
+        def whole() -> Any:
             setattr(request, OPENED, True)
             try:
                 return view(request, *args, **kwargs)
             finally:
                 delattr(request, OPENED)
+
+        return atomically(as_django_would(request), whole)
 
     # A real `async def`; Django's own asynchronous callbacks have a mark, which `wraps` copies.
     return markcoroutinefunction(called) if iscoroutinefunction(view) else called
@@ -112,7 +117,7 @@ def _callback(request: Any) -> Any:
 def refuse_asynchronous(request: Any) -> None:
     """Raise if an asynchronous class with a decorated `dispatch` needs the transaction that ATOMIC_REQUESTS opens."""
     callback = _callback(request)
-    if iscoroutinefunction(callback) and not isinstance(as_django_would(request), nullcontext):
+    if iscoroutinefunction(callback) and as_django_would(request) is not None:
         raise IdempotencyConfigurationError(
             f"{callback.__qualname__} has `async def` handlers, and dispatch() only makes their coroutine: the "
             "transaction of ATOMIC_REQUESTS would end before that runs. Use IdempotencyMixin instead of decorating "
@@ -123,17 +128,16 @@ def refuse_asynchronous(request: Any) -> None:
 async def awaited_as_django_would(
     request: Any, options: Options | None, view: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Await an `async def` view in the transaction that `as_django_would` returns.
+    """Await an `async def` view in a transaction on the alias that `as_django_would` returns.
 
     Django does not allow ATOMIC_REQUESTS for such views, but our mark bypasses that check. The view runs in the same
     way as a protected one: see `in_thread`.
     """
-    transaction_ = as_django_would(request, options)
-    if isinstance(transaction_, nullcontext):
+    alias = as_django_would(request, options)
+    if alias is None:
         return await view(*args, **kwargs)
 
     def run(form: Callable[..., Any]) -> Any:
-        with transaction_:
-            return without_bridge_above(partial(form, *args, **kwargs))
+        return atomically(alias, partial(without_bridge_above, partial(form, *args, **kwargs)))
 
     return await in_thread(run, view)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db import transaction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.translation import get_language
 
 from ..conf import Options
 from ..protocol.outcomes import Finished, Verdict
-from ..stores import alias_of
+from ..stores import alias_unless_elsewhere
+from ..stores.transactions import atomically
 from .responses import capture, refuse_stream
+
+T = TypeVar("T")
 
 
 class Call:
@@ -55,9 +56,9 @@ class Call:
             route = f"{self.view.__module__}.{getattr(self.view, '__qualname__', self.view)}"
         return f"{self.method} {route}"
 
-    def own_transaction(self) -> AbstractContextManager[Any]:
-        """Return the transaction in which an exception becomes a response, or a null context if a backend is used."""
-        return nullcontext() if self.options.backend else transaction.atomic(using=alias_of(self.options))
+    def in_own_transaction(self, work: Callable[[], T]) -> T:
+        """Turn an exception into a response, in a transaction unless a backend is used."""
+        return atomically(alias_unless_elsewhere(self.options), work)
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Use the response to decide what happens to the view's writes and to the key."""

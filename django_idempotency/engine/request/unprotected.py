@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from django.core.exceptions import BadRequest
@@ -19,6 +20,7 @@ from ..events import harmless, report_unprotected
 from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
+from ..stores.transactions import atomically
 from .atomic_requests import as_django_would, awaited_as_django_would
 from .callers import scope_of
 from .fingerprints import UNREADABLE
@@ -34,8 +36,8 @@ logger = logging.getLogger("django_idempotency")
 def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpResponseBase:
     """Call the view without protection. `request.idempotency` has no key, but derives keys from `identity`."""
     _attach_without_key(call, identity)
-    with as_django_would(call.request):
-        return _told(call, call.view(*call.args, **call.kwargs))
+    view = partial(call.view, *call.args, **call.kwargs)
+    return atomically(as_django_would(call.request), lambda: _told(call, view()))
 
 
 async def apass_through(call: ViewCall) -> HttpResponseBase:

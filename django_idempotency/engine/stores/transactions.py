@@ -241,14 +241,17 @@ class Transaction:
         self.block = None
 
 
-def atomically(alias: str, work: Callable[[], T], **how: bool) -> T:
+def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
     """Do the work inside `atomic()`, from which no exception leaves a transaction open.
 
     See Note [An exception at any moment].
 
     Args:
+        alias: None does the work without a transaction.
         how: the arguments of `atomic()`.
     """
+    if alias is None:
+        return work()
     own = Transaction(connections[alias])
     if how.get("durable") and own.before.blocks and not own.before.blocks[-1]._from_testcase:
         # Django would notice only once the block is being entered.
