@@ -47,6 +47,16 @@ class Reply:
         """Whether the key was refused because it was used for a different request."""
         return str(self._json_field("title")) == "Idempotency-Key is already used"
 
+    @property
+    def is_not_stored(self) -> bool:
+        """Whether the request was processed before, and its response was not stored.
+
+        In a project's own error format, that looks like any other 409.
+        """
+        code = self._json_field("code")
+        in_own_format = get_settings().error_response is not None and not self.is_mismatch
+        return self.status == 409 and (code == "response-not-stored" or in_own_format)
+
     def _json_field(self, name: str) -> Any:
         try:
             return json.loads(self.body)[name]

@@ -82,6 +82,7 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
     outcome: ClaimOutcome = Conflicted()
     # The wait includes the first claim, which MySQL may delay under some isolation levels.
     end = time.monotonic() + wait
+    alone = is_alone(store)  # after an error, the connection may be closed, and the caller's transaction lost with it
     for _ in range(2):
         try:
             outcome = claim()
@@ -90,8 +91,8 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
             code = store.code(error)
             if code in store.busy:
                 return Unavailable()
-            if not (code in store.repeatable and is_alone(store)):
-                down = code in store.down and is_alone(store)
+            if not (code in store.repeatable and alone):
+                down = code in store.down and alone
                 if not down:
                     report("error", identity, store.alias, reason=describe(error))
                 store.explain(error)
@@ -101,7 +102,7 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
         except NotDecryptable as error:
             report("error", identity, store.alias, reason=describe(error))
             raise
-    if wait and isinstance(outcome, Conflicted) and is_alone(store):
+    if wait and isinstance(outcome, Conflicted) and alone:
         return waited_for(partial(claim_or_wait, store, identity, claim), outcome, end)
     return outcome
 

@@ -31,9 +31,12 @@ from ...exceptions import TransactionBroken
 T = TypeVar("T")
 
 
+def _status_on_postgresql(raw: Any) -> int:
+    return int((raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status)  # psycopg2 has no `pgconn`
+
+
 def _is_idle_on_postgresql(raw: Any) -> bool:
-    status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
-    return bool(status == 0 and raw.autocommit)  # libpq's PQTRANS_IDLE
+    return bool(_status_on_postgresql(raw) == 0 and raw.autocommit)  # libpq's PQTRANS_IDLE
 
 
 IDLE: dict[str, Callable[[Any], bool]] = {
@@ -43,6 +46,14 @@ IDLE: dict[str, Callable[[Any], bool]] = {
 }
 """By Django's name for the database: whether the driver has a working connection without a transaction, where each
 statement is committed by itself. None of them sends a query."""
+
+
+UNBROKEN: dict[str, Callable[[Any], bool]] = {
+    "postgresql": lambda raw: bool(_status_on_postgresql(raw) == 2),  # libpq's PQTRANS_INTRANS
+    "sqlite": lambda raw: bool(raw.in_transaction),
+    "mysql": lambda raw: bool(raw.open),
+}
+"""Whether the driver has a transaction that can be committed. PostgreSQL rolls a failed one back without an error."""
 
 
 class Before(NamedTuple):
@@ -81,15 +92,17 @@ class Transaction:
         before: its description from before the transaction began.
         is_outermost: whether this is a transaction of its own.
         block: the `atomic()` block, from just before it begins until after it has ended.
+        has_begun: whether anything may have been done in the block.
     """
 
-    __slots__ = ("before", "block", "connection", "is_outermost")
+    __slots__ = ("before", "block", "connection", "has_begun", "is_outermost")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.before = Before.of(connection)
         self.is_outermost = self.before.autocommit and not self.before.in_atomic_block
         self.block: Any = None
+        self.has_begun = False
 
     def refuse_if_torn(self) -> None:
         """Raise `TransactionBroken` if the work caught an exception that had interrupted an inner block.
@@ -127,6 +140,7 @@ class Transaction:
     def begin(self, **how: bool) -> None:
         self.block = transaction.atomic(using=self.connection.alias, **how)
         self.block.__enter__()
+        self.has_begun = True
 
     def end(self) -> None:
         """Commit, or release the savepoint. If Django has noted that it must be rolled back, do that instead.
@@ -209,8 +223,11 @@ class Transaction:
         count = len(before.savepoints)
         savepoint = savepoints[count] if self.block is not None and len(savepoints) > count else None
         del blocks[len(before.blocks) :], savepoints[count:]
-        lost = connection.connection is not before.raw or connection.closed_in_transaction
-        if savepoint is None or lost or _is_stuck(connection):
+        lost = connection.connection is not before.raw or connection.closed_in_transaction or _is_stuck(connection)
+        if savepoint is None and not (self.has_begun or lost) and UNBROKEN[connection.vendor](connection.connection):
+            connection.in_atomic_block = before.in_atomic_block  # there is nothing to undo
+            return
+        if savepoint is None or lost:
             self._doom()
             return
         connection.needs_rollback = False
@@ -292,6 +309,9 @@ def give_up(connection: Any) -> None:
     _cut_off(connection)
     with suppress(Error):
         connection.close()
+        if connection.connection is not None:  # Django doesn't close SQLite's databases in memory
+            connection.rollback()
+            connection.set_autocommit(True)
 
 
 def _forget_blocks(connection: Any) -> None:

@@ -82,7 +82,7 @@ def test_an_error_of_the_setup_is_a_message(
     def refuses(*args: Any) -> None:
         raise IdempotencyConfigurationError("a transaction is open")
 
-    monkeypatch.setattr("django_idempotency.maintenance.recovery.claim_or_wait", refuses)
+    monkeypatch.setattr("django_idempotency.maintenance.recovery.run_claimed", refuses)
     assert "A transaction is open" in decide(operator, doubt, "reconcile")
     assert LogEntry.objects.count() == 0
 
