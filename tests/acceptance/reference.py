@@ -58,6 +58,7 @@ ELSEWHERE = ("django_idempotency.exceptions", "django_idempotency.signals")
 """Modules that have a page of their own."""
 COMMANDS = (
     "cleanup_idempotency_keys",
+    "export_idempotency_keys",
     "forget_idempotency_keys",
     "idempotency_endpoints",
     "idempotency_metrics",

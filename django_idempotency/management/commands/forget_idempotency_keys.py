@@ -25,11 +25,7 @@ class Command(IdempotencyCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        caller = parser.add_mutually_exclusive_group(required=True)
-        caller.add_argument("--user", metavar="NAME", help="Forget the keys of this user. Refused if SCOPE is set.")
-        caller.add_argument(
-            "--scope", help="Forget the keys of this scope; write it as the admin shows it or as scope= returns it."
-        )
+        add_caller(parser, "Forget")
         parser.add_argument("--key", help="Forget only this key; default: all keys of the caller.")
         parser.add_argument("--operation", help="With --key: only the key of this operation, such as 'POST orders/'.")
         parser.add_argument("--database", help="Database alias; default: the write alias.")
@@ -50,18 +46,7 @@ class Command(IdempotencyCommand):
         backend = options["backend"]
         if backend is not None and None in (options["key"], options["operation"]):
             raise CommandError("--backend needs --key and --operation: a backend has no list of its keys.")
-        scope, chosen = options["scope"], {"using": options["database"], "dry_run": not options["apply"]}
-        if options["user"] is not None:
-            if (own := get_settings().options.given().get("scope")) is not None:
-                raise CommandError(
-                    f"--user={options['user']!r}: IDEMPOTENCY['SCOPE'] is {own!r}, so no key is stored under "
-                    "the scope that a user has by default, and none would be found. Pass --scope with what that "
-                    "function returns for the user, or with the scope that the admin shows."
-                )
-            try:
-                scope = scope_of_user(get_user_model()._default_manager.get_by_natural_key(options["user"]))
-            except ObjectDoesNotExist as error:
-                raise CommandError(f"There is no user {options['user']!r}.") from error
+        scope, chosen = scope_from(options), {"using": options["database"], "dry_run": not options["apply"]}
         if options["key"] is None:
             keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
             total = self.total(keys.filter(of_scope(scope)))
@@ -78,3 +63,27 @@ class Command(IdempotencyCommand):
         if found.kept:
             text = f"Kept, because they are in progress, in doubt or half done: {counted(found.kept)}."
             raise CommandError(text, returncode=NEED_ATTENTION)
+
+
+def add_caller(parser: CommandParser, verb: str) -> None:
+    """Add the options that name a caller."""
+    caller = parser.add_mutually_exclusive_group(required=True)
+    caller.add_argument("--user", metavar="NAME", help=f"{verb} the keys of this user. Refused if SCOPE is set.")
+    scope = f"{verb} the keys of this scope; write it as the admin shows it or as scope= returns it."
+    caller.add_argument("--scope", help=scope)
+
+
+def scope_from(options: dict[str, Any]) -> str:
+    """Return the scope of the caller that the options name. Raises `CommandError`."""
+    if options["user"] is None:
+        return str(options["scope"])
+    if (own := get_settings().options.given().get("scope")) is not None:
+        raise CommandError(
+            f"--user={options['user']!r}: IDEMPOTENCY['SCOPE'] is {own!r}, so no key is stored under "
+            "the scope that a user has by default, and none would be found. Pass --scope with what that "
+            "function returns for the user, or with the scope that the admin shows."
+        )
+    try:
+        return scope_of_user(get_user_model()._default_manager.get_by_natural_key(options["user"]))
+    except ObjectDoesNotExist as error:
+        raise CommandError(f"There is no user {options['user']!r}.") from error
