@@ -181,22 +181,21 @@ def ran_twice(*options: str) -> tuple[int, list[str], str]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_by_the_chapter_each_customer_keeps_one_charge_and_one_order(gateway: Gateway, settings: Any) -> None:
+def test_by_the_chapter_each_customer_keeps_one_charge_and_one_order(gateway: Gateway) -> None:
     """Paused, listed, undone and answered; the old route is back: retries to both paths change nothing any more."""
     view = idempotent(lease=60)(paying(gateway))
     with deployed(path("pay/<int:basket>/", view)):
         assert gateway.send("pay") == [500, 500, 500, 201, 201, 201]
     with deployed(path("payments/<int:basket>/", view)):
         gateway.send("payments")
-        settings.IDEMPOTENCY = {"PAUSED": True}
-        assert gateway.send("payments") == [503] * 6
+        with override_settings(IDEMPOTENCY={"PAUSED": True}):
+            assert gateway.send("payments") == [503] * 6
         undone = [old for old, _ in sent_to_two_operations(unknown_operations())]
     assert (Order.objects.count(), gateway.charged(), len(undone)) == (9, 12, 6)
     for old in undone:
         if old.status != "completed":
             close_with(old, Snapshot(status_code=409, headers=(), body=b"refunded"), by="ada", confirmed=True)
     with deployed(*(path(f"{route}/<int:basket>/", view) for route in ("payments", "pay"))):
-        settings.IDEMPOTENCY = {}
         assert gateway.send("pay") == [409, 409, 409, 201, 201, 201]
         assert gateway.send("payments") == [201] * 6
         assert ran_twice()[::2] == (

@@ -293,7 +293,7 @@ def test_a_leased_view_without_a_key() -> None:
         return HttpResponse()
 
     looks(RequestFactory().post("/"))
-    assert seen == [((before[0], before[1] + 1), "kept"), "kept"]
+    assert seen == [[[before[0], before[1] + 1], "kept"], "kept"]
 
 
 @pytest.mark.parametrize("leased", [False, True])
@@ -307,5 +307,5 @@ def test_work_without_protection(leased: bool) -> None:
     with override_settings(IDEMPOTENCY={"ENABLED": False}):
         options: dict[str, Any] = {"using": "other", "operation": "look", **({"lease": 60} if leased else {})}
         result = run_once(work, scope="s", key="k", **options)
-    expected: Any = (before[0], before[1] + 1)
-    assert (result.value, result.replayed) == ((1, expected) if leased else expected, False)
+    expected: Any = [before[0], before[1] + 1]
+    assert (result.value, result.replayed) == ([1, expected] if leased else expected, False)

@@ -224,9 +224,8 @@ class Transaction:
         savepoint = savepoints[count] if self.block is not None and len(savepoints) > count else None
         del blocks[len(before.blocks) :], savepoints[count:]
         lost = connection.connection is not before.raw or connection.closed_in_transaction or _is_stuck(connection)
-        if savepoint is None and not (self.has_begun or lost) and UNBROKEN[connection.vendor](connection.connection):
-            connection.in_atomic_block = before.in_atomic_block  # there is nothing to undo
-            return
+        if savepoint is None and not (self.has_begun or lost) and self._is_in_an_unbroken_test():
+            return  # nothing has begun, and the next request of the test has to work
         if savepoint is None or lost:
             self._doom()
             return
@@ -238,6 +237,11 @@ class Transaction:
             self._doom()
         else:
             connection.in_atomic_block = before.in_atomic_block
+
+    def _is_in_an_unbroken_test(self) -> bool:
+        """Whether only a `TestCase` surrounds this transaction, which can still be used."""
+        blocks, connection = self.before.blocks, self.connection
+        return bool(blocks and blocks[-1]._from_testcase and UNBROKEN[connection.vendor](connection.connection))
 
     def _doom(self) -> None:
         """Make sure that the caller can't commit its transaction, which may contain half of ours."""
