@@ -157,7 +157,7 @@ def version_of(row: IdempotencyKey) -> str:
     An attempt of a worker, a decision, and a result that `reconcile` has recorded are changes. A recovery's look that
     settles nothing is none, although it is an attempt with a lease of its own.
     """
-    parts = (waits_since(row).isoformat(), row.status == row.Status.COMPLETED, row.unknown, row.effects)
+    parts = (str(waits_since(row)), row.status == row.Status.COMPLETED, row.unknown, row.effects)
     return f"v{sha256(repr(parts).encode()).hexdigest()[:15]}"
 
 

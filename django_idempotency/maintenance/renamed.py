@@ -32,7 +32,6 @@ from ..engine.stores.sealing import unseal_response
 from ..engine.stores.states import Clock
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
-from .lookups import needs_attention
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -62,7 +61,7 @@ def unknown_operations(*, using: str | None = None, urlconf: str | None = None) 
     """
     alias = alias_for(using)
     stored: dict[str, list[int]] = {}
-    for keys in (needs_attention(using=alias)[:READ], expiring_next(alias)):
+    for keys in (*unfinished(alias), expiring_next(alias)):
         for operation, pk in keys.values_list("operation", "pk"):
             stored.setdefault(operation, []).append(pk)
     if not stored or not get_settings().enabled:
@@ -113,6 +112,14 @@ def _is_result(row: IdempotencyKey) -> bool:
         value = json.loads(kept.body or b"null") if tuple(map(tuple, kept.headers)) == JSON else None
         return isinstance(value, dict) and set(value) in STORED_AS
     return False
+
+
+def unfinished(alias: str) -> Iterator[QuerySet[IdempotencyKey]]:
+    """Keys that need attention, and those whose workers are gone: one query for each index."""
+    keys = IdempotencyKey.objects.using(alias)
+    needing = keys.filter(last_error__isnull=False, attention_at__isnull=False)
+    yield needing.order_by("attention_at", "created_at")[:READ]
+    yield keys.filter(locked_until__isnull=False, locked_until__lte=Clock()).order_by("locked_until")[:READ]
 
 
 def expiring_next(alias: str) -> QuerySet[IdempotencyKey]:

@@ -20,6 +20,7 @@ SHOWN_AS = {
     "claimed": {"created_at"},
     "changed": {"updated_at"},
     "reference": {"key_hash"},
+    "version": {"updated_at", "locked_until", "attention_at", "status", "unknown", "effects"},
     "state": {"status", "locked_until", "expires_at", "attention_at", "unknown", "effects", "last_error"},
 }
 """What a column of the export is made of."""

@@ -18,6 +18,7 @@ from django.utils import timezone
 from django_idempotency.admin import overview as limits
 from django_idempotency.engine.protocol.digests import key_hash
 from django_idempotency.engine.stores import store_for
+from django_idempotency.maintenance import renamed
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.admin_pages import staff
@@ -147,6 +148,7 @@ def test_the_admin_and_the_cleanup_read_what_they_show_and_delete(flight: str, m
     # In proportion to 10,000 keys: the whole table would be less than the limits.
     for name, limit in {"LISTED": 200, "FILTERED": 1000}.items():
         monkeypatch.setattr(limits, name, limit)
+    monkeypatch.setattr(renamed, "READ", 10)
     for _ in range(100):
         create_key()
     past = timezone.now() - timedelta(days=2)

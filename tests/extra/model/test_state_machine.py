@@ -149,6 +149,8 @@ class Keys(RuleBasedStateMachine):
         law = self.keys.get(key)
         row = IdempotencyKey.objects.filter(key=key).first() or IdempotencyKey(pk=0, key_hash=0, scope_hash=0)
         row.attempt = (law.attempt if law else 1) - seen
+        if seen and row.updated_at:
+            row.attention_at, row.locked_until = None, row.updated_at - timedelta(seconds=1)
         allowed = law is not None and law.idle and seen == 0 and (what != "record" or law.may_record(name))
         decide = {
             "release": lambda: release_for_retry(row),

@@ -27,7 +27,7 @@ ADVICE = (
     "%s refused an idempotency key: the value of its Authorization scheme may change with each request, so it "
     "does not identify a caller who retries. Set request.user before the view or pass scope=callable(request)."
 )
-ACCESS_TOKEN = "access_token"  # noqa: S105 (a name)
+ACCESS_TOKEN = "access_token"  # nosec B105  # noqa: S105 (a name)
 """How RFC 6750 names a token in a form or in the query."""
 
 
