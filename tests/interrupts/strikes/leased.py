@@ -23,7 +23,7 @@ LEASE = 60
 
 
 def once(work: Callable[..., Any], key: str, **options: Any) -> Any:
-    return run_once(work, scope="s", key=key, operation="pay", **{"lease": LEASE, **options}).value
+    return run_once(work, scope="s", key=key, operation="struck payment", **{"lease": LEASE, **options}).value
 
 
 def gateway(key: str, derived: str) -> dict[str, str]:
@@ -92,7 +92,7 @@ async def apay(key: str) -> Any:
         await operation.acall("charge", gateway, key, operation.derive_key("charge"))
         return await operation.awrite("order", order, key)
 
-    return (await arun_once(work, scope="s", key=key, operation="pay", lease=LEASE)).value
+    return (await arun_once(work, scope="s", key=key, operation="struck payment", lease=LEASE)).value
 
 
 # --- what an earlier attempt has left

@@ -36,7 +36,7 @@ def look(operation: Operation) -> Any:
     return Result(operation.write("order", leased.order, operation.key), replayed=False)
 
 
-@once(scope=SCOPE, key=lambda key: key, operation="pay", lease=leased.LEASE, reconcile=look)
+@once(scope=SCOPE, key=lambda key: key, operation="struck payment", lease=leased.LEASE, reconcile=look)
 def declared(key: str, operation: Operation | None = None) -> Any:
     raise AssertionError("only its reconcile runs")
 
