@@ -1,4 +1,4 @@
-"""The layout of the tests, as CONTRIBUTING.md tells it, and what the modules of the package leave alone."""
+"""The layout of the tests, as tests/README.md tells it, and what the modules of the package leave alone."""
 
 from __future__ import annotations
 

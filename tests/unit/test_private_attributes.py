@@ -61,13 +61,12 @@ def private_names() -> Iterator[str]:
 
 
 def test_the_list_is_complete() -> None:
-    """CONTRIBUTING.md names each of them, and so does this module."""
+    """tests/private_attributes.md names each of them, and so does this module."""
     name = re.compile(r"_[a-z]+(_[a-z]+)*")
     of_ours = re.compile(r"_(idempotency|django_idempotency)\b|_idempotency_")
     known = {each for names in PLACES.values() for each in names} | ELSEWHERE
     used = {each for each in private_names() if name.fullmatch(each) and not of_ours.match(each)}
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    listed = text.partition("## Private attributes of other packages")[2].partition("\n## ")[0]
+    listed = (ROOT / "tests/private_attributes.md").read_text()
     assert used - known - DOCUMENTED - OTHER_STRINGS == set()
     assert {each for each in known if not re.search(rf"\b{each}`", listed)} == set()
 
@@ -78,7 +77,7 @@ def test_each_is_still_there(module: str) -> None:
         pytest.importorskip(module.partition(".")[0])
     source = inspect.getsource(import_module(module))
     gone = [name for name in PLACES[module] if not re.search(rf"\b{name}\b", source)]
-    assert gone == [], f'{module} has no {gone} any more: see CONTRIBUTING.md, "Private attributes of other packages"'
+    assert gone == [], f"{module} has no {gone} any more: see tests/private_attributes.md"
 
 
 def test_a_connection_has_those_of_its_transaction() -> None:
