@@ -20,6 +20,7 @@ from django.test import override_settings
 from django.urls import path
 
 from django_idempotency import (
+    Idempotency,
     IdempotencyConfigurationError,
     Operation,
     PayloadMismatch,
@@ -29,6 +30,7 @@ from django_idempotency import (
     once,
     run_once,
 )
+from django_idempotency.engine.conf import resolve
 from django_idempotency.engine.protocol.key_syntax import InvalidKey
 from django_idempotency.maintenance.entered import entered_answer
 from django_idempotency.models import IdempotencyKey
@@ -85,6 +87,24 @@ class TestAtomic:
             with pytest.raises(ValueError, match="it broke"):
                 run_once(breaks, scope="s", key="k")
         assert Order.objects.get().reference == "the caller's"
+
+
+class TestResolving:
+    def test_equal_options_are_resolved_once(self) -> None:
+        """Each call makes its options anew."""
+        resolve.cache_clear()
+        for key in range(2):
+            run_once(place, scope="s", key=key, operation="o", ttl=timedelta(hours=2), wait=1)
+        assert resolve.cache_info().misses == 1
+
+    def test_a_thousand_calls_leave_the_options_of_views_alone(self) -> None:
+        """The cache has room for that many, and what a view has resolved stays in it."""
+        resolved = resolve(Idempotency(methods=["POST", "PUT"]))
+        for _ in range(1_030):
+            run_once(place, scope="s", key="k", operation="o", ttl=timedelta(hours=2), wait=1)
+        before = resolve.cache_info().misses
+        assert resolve(Idempotency(methods=["POST", "PUT"])) is resolved
+        assert resolve.cache_info().misses == before
 
 
 class TestMistakes:

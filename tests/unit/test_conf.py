@@ -75,6 +75,52 @@ def test_a_copy_has_the_same_options(copied: Any) -> None:
     assert copy.given() == {"ttl": 60}
 
 
+class Unhashable:
+    """A callable that is equal to every other one, and has no hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __call__(self, request: Any) -> str:
+        return "k"
+
+
+def test_options_are_equal_by_value() -> None:
+    """A layer that a call or a request makes anew is the one that has been resolved; a list is a tuple."""
+    fresh = [Idempotency(ttl=timedelta(hours=1), methods=["POST", "PUT"], scope=is_final) for _ in range(2)]
+    assert fresh[0] == fresh[1] == Idempotency(scope=is_final, methods=("POST", "PUT"), ttl=timedelta(hours=1))
+    assert len({*fresh}) == 1
+    assert Idempotency(methods={"PUT", "POST"}) == Idempotency(methods=["POST", "PUT"])
+    assert Idempotency(fingerprint=["a", "b"]).fingerprint == ("a", "b")  # type: ignore[arg-type]
+    assert resolve(fresh[0]) is resolve(fresh[1])
+
+
+@pytest.mark.parametrize(
+    "other", [Idempotency(), Idempotency(ttl=61), Idempotency(wait=60), resolve(Idempotency(ttl=60)), {"ttl": 60}]
+)
+def test_other_options_are_not_equal(other: Any) -> None:
+    """Nor is what they resolve to, nor a dict."""
+    assert Idempotency(ttl=60) != other
+
+
+def test_what_cannot_be_hashed_counts_by_identity() -> None:
+    """A callable whose attributes may change is not another one that is equal today; nor is a copy of it."""
+    one = Unhashable()
+    assert Idempotency(key=one) == Idempotency(key=one)
+    assert Idempotency(key=one) != Idempotency(key=Unhashable())
+    original = Idempotency(key=one)
+    assert deepcopy(original) != original
+    assert resolve(original).key is one
+
+
+def test_a_list_that_changes_later_changes_no_options() -> None:
+    """They are cached."""
+    methods = ["POST"]
+    options = Idempotency(methods=methods)
+    methods.append("PUT")
+    assert resolve(options).methods == ("POST",)
+
+
 def test_the_default_rule_of_what_is_final() -> None:
     """Below 500, and not one of those that a retry may change."""
     statuses = [s for s in range(200, 600) if not is_final(type("Response", (), {"status_code": s}))]

@@ -51,13 +51,14 @@ SHORT_TTL = timedelta(days=7)
 # from a few hours to 30 days, and the default is longer; see docs/leased.md for the figures and their sources.
 
 
-# Comparing by identity (`eq=False`) makes these objects fast dict keys.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Idempotency:
     """The options that a decorator, a class or a setting declares for a protected endpoint.
 
     If you leave an option out, its value comes from the view class, its base classes or the project's setting, in that
-    order. If none of them sets it, the package's default applies. A duration is a `timedelta` or a number of seconds.
+    order. If none of them sets it, the package's default applies. A duration is a `timedelta` or a number of seconds,
+    and a list counts as a tuple. Two objects are equal if they set the same options to equal values; a value that
+    cannot be hashed is equal only to itself.
 
     Raises:
         IdempotencyConfigurationError: for unknown names and impossible values.
@@ -146,9 +147,11 @@ class Idempotency:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        given = self.given()
+        given = self._given
         for name, value in given.items():
-            refuse_impossible(f"idempotency option {name}={value!r}", OPTIONS[name], value)
+            if isinstance(value, (list, set)):  # which its owner may change later
+                given[name] = vars(self)[name] = tuple(value if isinstance(value, list) else sorted(value, key=str))
+            refuse_impossible(f"idempotency option {name}={value!r}", OPTIONS[name], given[name])
         if None not in (given.get("ttl"), given.get("lease")) and seconds_of(self.ttl) <= seconds_of(given["lease"]):
             raise IdempotencyConfigurationError(
                 f"idempotency options ttl={self.ttl!r} and lease={self.lease!r}: ttl must exceed lease, or the key "
@@ -165,9 +168,41 @@ class Idempotency:
         elsewhere = isinstance(self.backend, str)
         return self.lease is not None and short and self.late_keys != "refuse" and not elsewhere
 
+    # `resolve()` is asked with these objects on each request, and once for each `run_once`, which makes a new one.
+
+    @cached_property
+    def _value(self) -> tuple[Any, ...]:
+        return type(self), *((name, _hashable(value)) for name, value in self._given.items())
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Idempotency) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has other hashes, and a deep copy other values.
+        return {name: getattr(self, name) for name in OPTION_NAMES}
+
     def given(self) -> dict[str, Any]:
         """Return the options that were set on this object."""
+        return dict(self._given)
+
+    @cached_property
+    def _given(self) -> dict[str, Any]:
         return {name: value for name in OPTION_NAMES if (value := getattr(self, name)) is not Unset}
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), id(value)
+    return value
 
 
 class Options(Idempotency):
@@ -263,13 +298,13 @@ def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def merged(*layers: Idempotency) -> Idempotency:
-    """Merge the layers into one. The same layers always return the same object, because `resolve` caches by object."""
+    """Merge the layers into one."""
     return Idempotency(**given_by(layers))
 
 
 @lru_cache
 def for_methods(*methods: str) -> Idempotency:
-    """Return a layer that sets only `methods`. It is the same object each time, since `resolve` caches by object."""
+    """Return a layer that sets only `methods`."""
     return Idempotency(methods=methods)
 
 
