@@ -1,5 +1,5 @@
 -- PostgreSQL: bring the tables of a checkout of 0.3.0 to the present release, and keep their keys.
--- versions.md says what to do before. Run it with `psql --set ON_ERROR_STOP=1 --file`. It is one transaction.
+-- upgrading.md says what to do before. Run it with `psql --set ON_ERROR_STOP=1 --file`. It is one transaction.
 BEGIN;
 LOCK TABLE django_idempotency_idempotencykey, django_idempotency_idempotencystep IN ACCESS EXCLUSIVE MODE;
 ALTER TABLE django_idempotency_idempotencykey

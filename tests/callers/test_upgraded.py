@@ -1,4 +1,4 @@
-"""What becomes of keys that 0.4.0 has stored: the table in docs/versions.md, by counting orders."""
+"""What becomes of keys that 0.4.0 has stored: the table in docs/upgrading.md, by counting orders."""
 
 from __future__ import annotations
 

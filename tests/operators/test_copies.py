@@ -14,6 +14,7 @@ import pytest
 from django_idempotency.copies import NAMED, REVISIONS, main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "upgrading.md").read_text()
 HASHES = {
     "alerts.yml": "522202bfb1a4",
     "client.js": "2c4509f5286e",
@@ -39,6 +40,22 @@ def test_each_file_names_its_revision(name: str) -> None:
 def test_a_changed_file_has_another_revision(name: str) -> None:
     """If this fails: once a release, raise the revision in the file and in copies.py. In any case, enter the hash."""
     assert content_hash(name) == HASHES[name]
+
+
+def test_the_page_shows_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An old copy and a new one, as docs/upgrading.md names them."""
+    said = re.search(r"(?m)^ {4}\$ python -m django_idempotency\.copies (\S+) (\S+)\n((?: {4}.*\n)+)", PAGE)
+    assert said is not None
+    old, new = tmp_path / said[1], tmp_path / said[2]
+    for copy in (old, new):
+        copy.parent.mkdir()
+        copy.write_text((DOCS / copy.name).read_text())
+    old.write_text(NAMED.sub(r"django-idempotency/\1, revision 1", old.read_text()))
+    monkeypatch.chdir(tmp_path)
+    assert main([said[1], said[2]]) == 1
+    assert capsys.readouterr().out == re.sub(r"(?m)^ {4}", "", said[3])
 
 
 def test_copies_of_this_release(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ class TestNotMigrated:
             use()
         assert str(caught.value) == (
             f"database 'default' has no up-to-date table '{TABLE}'. Run: python manage.py migrate. "
-            "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/versions.md shows. Dropping it "
+            "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/upgrading.md shows. Dropping it "
             "would run its keys again."
         )
 

@@ -18,7 +18,7 @@ OWN = [model._meta.db_table for model in MODELS]
 
 
 CREATE = "Create them as `python manage.py sqlmigrate django_idempotency 0001` shows."
-UPGRADE = "The table is from an earlier version. Create nothing by hand: upgrade it as docs/versions.md shows."
+UPGRADE = "The table is from an earlier version. Create nothing by hand: upgrade it as docs/upgrading.md shows."
 
 
 def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

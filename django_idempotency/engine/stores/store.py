@@ -146,7 +146,7 @@ class Store(ABC):
             f"database {self.alias!r} has no up-to-date table {IdempotencyKey._meta.db_table!r}. "
             + ("" if routed else "DATABASE_ROUTERS keep it out: let allow_migrate() return True for it there. ")
             + f"Run: python manage.py migrate{'' if self.alias == DEFAULT_DB_ALIAS else f' --database {self.alias}'}. "
-            "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/versions.md shows. Dropping it "
+            "If that has nothing to apply, the table is from 0.3.0: upgrade it as docs/upgrading.md shows. Dropping it "
             "would run its keys again."
         ) from error
 

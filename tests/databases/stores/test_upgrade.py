@@ -163,5 +163,5 @@ def test_before_the_script_the_check_leads_to_it(transactional_db: None) -> None
         finally:
             cursor.execute("RESET search_path; DROP SCHEMA upgraded CASCADE")
     assert messages == {
-        "W007": "The table is from an earlier version. Create nothing by hand: upgrade it as docs/versions.md shows."
+        "W007": "The table is from an earlier version. Create nothing by hand: upgrade it as docs/upgrading.md shows."
     }
