@@ -32,7 +32,7 @@ if find_spec("prometheus_client") is None:
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
-from django.db.models import Count, Max, Min
+from django.db.models import Count, F, Max, Min
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
@@ -41,6 +41,7 @@ from .engine.stores import alias_for, store_for
 from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .exceptions import IdempotencyConfigurationError
 from .maintenance import running_transactions
+from .maintenance.lookups import WAITS_SINCE
 from .maintenance.renamed import unknown_operations
 from .models import IdempotencyKey
 from .signals import key_event
@@ -60,9 +61,14 @@ GAUGED = {
     "stuck": (STUCK.condition, "Keys whose lease has expired and whose work has made no external call."),
 }
 """"stuck" leaves out keys under which a call was made: these are in doubt or half done, which is more urgent."""
+OLDEST = {
+    "in_flight": "the claim of the oldest key that a worker holds, or 0 without one",
+    **dict.fromkeys(("in_doubt", "half_done", "stuck"), "the oldest of these keys began to wait, or 0 without one"),
+}
+"""What a person looks for is the age of the doubt, as the admin shows it. A claim can be much older."""
 GAUGES = {
     **{name: text for name, (_, text) in GAUGED.items()},
-    **{f"oldest_{name}_seconds": "Age of the oldest key in this state, in seconds since its claim." for name in GAUGED},
+    **{f"oldest_{name}_seconds": f"Seconds since {since}." for name, since in OLDEST.items()},
     "atomic_in_flight": "The open transactions that hold atomic-mode keys. PostgreSQL only.",
     "oldest_atomic_in_flight_seconds": "Age of the oldest of these transactions, or 0 if none is open. PostgreSQL only."
     " Missing if the scrape's database role differs from the application's and is not a member of pg_read_all_stats.",
@@ -187,7 +193,8 @@ def _families() -> dict[str, GaugeMetricFamily]:
 def _values(alias: str) -> dict[str, float]:
     keys, values = IdempotencyKey.objects.using(alias), dict[str, float]()
     for name, (condition, _) in GAUGED.items():
-        found = keys.filter(condition).aggregate(count=Count("pk"), oldest=Min("created_at"), now=Max(Clock()))
+        since = F("created_at") if name == IN_FLIGHT.name else WAITS_SINCE
+        found = keys.filter(condition).aggregate(count=Count("pk"), oldest=Min(since), now=Max(Clock()))
         values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))

@@ -7,7 +7,6 @@ was opened.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -17,7 +16,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
-from django.db.models import F, Max, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
@@ -25,22 +24,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.conf import get_settings
-from ..engine.stores import journal
-from ..engine.stores.sealing import unseal
 from ..exceptions import IdempotencyConfigurationError, NotDecryptable, NotResolvable
+from ..maintenance.earlier import earlier_results
 from ..maintenance.recovery import ask
-from ..models import IdempotencyKey, IdempotencyStep
-from . import overview
+from ..models import IdempotencyKey
 from .forms import DECISIONS, AnswerForm, DecisionForm, ReconcileForm, RecordForm, ReleaseForm, steps_of, version
 from .links import Shown, show, shown
-from .timeline import doubts_of, pasteable, results_of, value_text
+from .timeline import doubts_of, pasteable, results_of
 
 Keys = QuerySet[IdempotencyKey]
 NAME = "django_idempotency_idempotencykey"
-EXAMPLES = 200
-"""How many of a step's latest results are searched for an example."""
-OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
-"""Two keys can share an id, for example in two partitions."""
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
@@ -91,11 +84,14 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         text = _("Nothing to decide: the keys have changed since you opened the page, or need no decision.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
-    examples = _examples(model_admin, request, keys[0], steps_of(keys) if decision is RecordForm else [])
+    earlier = {
+        name: earlier_results(model_admin.get_queryset(request), keys[0].row.operation, name)
+        for name in (steps_of(keys) if decision is RecordForm else ())
+    }
     form = decision(
         request.POST if "seen" in request.POST else None,
         keys=keys,
-        examples={name: json.loads(value_text(kept)) for name, kept in examples.items()},
+        earlier=earlier,
         user=request.user,
     )
     if form.is_valid() and form.was_previewed:
@@ -119,7 +115,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "action": request.POST.get("action", ""),  # empty on a single key's page
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
-        "examples": [(name, pasteable(kept)) for name, kept in examples.items()],
+        "examples": [(name, pasteable(kept[0])) for name, kept in earlier.items() if kept and keys[0].secrets],
         "runbook": get_settings().runbook_url,
         "form": form,
         "previewed": form.digest if form.is_valid() else "",
@@ -166,25 +162,3 @@ def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm)
     told = f"{asked.outcome}: {asked.reason}"
     model_admin.log_change(request, key.row, told)
     model_admin.message_user(request, told, messages.SUCCESS if asked.outcome == "completed" else messages.WARNING)
-
-
-def _examples(model_admin: Any, request: HttpRequest, key: Shown, steps: list[str]) -> dict[str, str]:
-    """Find an example for each step: the result stored under the operation's newest completed key.
-
-    Users who aren't allowed to see results get no examples. The search for each step reads only the latest rows of the
-    step table.
-    """
-    done = IdempotencyKey.Status.COMPLETED
-    stored = IdempotencyStep.objects.using(key.row._state.db)
-    newest = stored.aggregate(newest=Max("pk"))["newest"] or 0
-    found = {}
-    for name in steps if key.secrets else ():
-        results = stored.filter(pk__gt=newest - overview.FILTERED, name=name).exclude(result=None)
-        latest = dict(results.order_by("-pk").values_list("pk", "key_id")[:EXAMPLES])
-        keys = model_admin.get_queryset(request).filter(operation=key.row.operation, status=done)
-        owner = keys.filter(pk__in=latest.values(), steps__pk__in=latest, **OWN).order_by("-pk").first()
-        with suppress(NotDecryptable, RecursionError, ValueError):
-            kept = owner and unseal(owner, "result", journal.steps_of(stored.db, owner).get(name=name).result, name)
-            if kept and value_text(kept):
-                found[name] = kept
-    return found

@@ -13,12 +13,14 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.stores.states import ATTENTION, HALF_DONE, IN_DOUBT
-from ..maintenance.entered import answer_of, is_envelope, json_value, result_of
+from ..maintenance.earlier import shape_of, unlike
+from ..maintenance.entered import answer_of, json_value, result_of
 from ..maintenance.facts import Facts
 from ..maintenance.lookups import version_of
 from ..maintenance.recovery import can_be_asked
 from ..maintenance.resolution import close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
+from .links import Shown
 from .texts import as_utf8, cut, encodable
 
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
@@ -51,7 +53,7 @@ class DecisionForm(forms.Form):
 
     Args:
         keys: the keys as the operator sees them.
-        examples: an older result of each step, by the step's name.
+        earlier: the latest results of each step, by the step's name, as `earlier_results` returns them.
         user: the person who decides.
     """
 
@@ -74,12 +76,12 @@ class DecisionForm(forms.Form):
     # After a preview, the `digest` of what was shown.
     previewed = forms.CharField(widget=forms.HiddenInput, required=False)
 
-    field_order = ("step", "result", "status", "content_type", "body", "confirmed", "reason")
+    field_order = ("step", "result", "readable", "status", "content_type", "body", "confirmed", "reason")
 
-    def __init__(self, data: Any, *, keys: Sequence[Facts], examples: Mapping[str, Any], user: Any) -> None:
+    def __init__(self, data: Any, *, keys: Sequence[Shown], earlier: Mapping[str, list[str]], user: Any) -> None:
         super().__init__(data)
-        self.about, self.examples, self.user = [version(key.row) for key in keys], examples, user
-        self.database = str(keys[0].row._state.db)
+        self.about, self.earlier, self.user = [version(key.row) for key in keys], earlier, user
+        self.database, self.secrets = str(keys[0].row._state.db), keys[0].secrets
         self.red = any(map(self.harms, keys))
         self.fields["seen"].initial = " ".join(self.about)
         self.fields["confirmed"].label = self.word
@@ -127,7 +129,7 @@ class ReleaseForm(DecisionForm):
     )
     word = _("I checked the other side's books: what is in doubt did not happen.")
 
-    def __init__(self, data: Any, *, keys: Sequence[Facts], **words: Any) -> None:
+    def __init__(self, data: Any, *, keys: Sequence[Shown], **words: Any) -> None:
         super().__init__(data, keys=keys, **words)
         if unkeyed := list(dict.fromkeys(name for key in keys for name in key.unkeyed)):
             self.explanation = gettext(
@@ -169,19 +171,35 @@ class RecordForm(DecisionForm):
         widget=forms.Textarea(attrs=LONG_TEXT),
         help_text=_("What the call returned, as JSON. Look it up in the called service's records."),
     )
+    # Only asked for a result that differs from all earlier ones.
+    readable = forms.BooleanField(label=_("The view can read this result, too."), required=False)
+
+    def __init__(self, data: Any, **words: Any) -> None:
+        super().__init__(data, **words)
+        if data is None:
+            del self.fields["readable"]
 
     def clean(self) -> None:
         super().clean()
-        if "result" not in self.cleaned_data:
-            return
+        said = self._read() if "result" in self.cleaned_data else ""
+        if not said:
+            del self.fields["readable"]
+        elif not self.cleaned_data["readable"]:
+            text = _("Look again: %(said)s. A view that expects another result may take a payment for a refusal.")
+            self.add_error("readable", encodable(text % {"said": said}))
+
+    def _read(self) -> str:
+        """Read the result. Returns how it differs from all earlier ones, if it does."""
+        data = self.cleaned_data
+        earlier = self.earlier.get(data.get("step", ""), [])
+        wrapped = any(shape_of(kept) == ("object", "value") for kept in earlier)
         try:
-            value = self.cleaned_data["result"] = json_value(self.cleaned_data["result"])
-            past = self.examples.get(self.cleaned_data.get("step", ""))
-            self.cleaned_data["value"] = result_of(
-                value, using=self.database, envelope=is_envelope(past), allowed=self._may_see
-            )
+            value = data["result"] = json_value(data["result"])
+            data["value"] = result_of(value, using=self.database, envelope=wrapped, allowed=self._may_see)
         except ValueError as error:
             self.add_error("result", encodable(str(error)))
+            return ""
+        return unlike(data["value"], earlier, names=self.secrets)
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:

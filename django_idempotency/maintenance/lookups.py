@@ -142,8 +142,10 @@ def waiting_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[I
     Raises `ValueError` as `unchanged_for` does.
     """
     refuse_out_of_range(0, MAX_SECONDS, older_than=older_than)
-    waited = keys.alias(waits_since=Coalesce("attention_at", "locked_until", "updated_at"))
-    return waited.filter(waits_since__lte=Clock(plus=-older_than))
+    return keys.alias(waits_since=WAITS_SINCE).filter(waits_since__lte=Clock(plus=-older_than))
+
+
+WAITS_SINCE = Coalesce("attention_at", "locked_until", "updated_at")
 
 
 def waits_since(row: IdempotencyKey) -> datetime:

@@ -150,12 +150,29 @@ def test_a_key_is_counted_in_the_state_that_is_urgent(scrape: Scrape, post: Any)
     assert shown(scrape, *STATES) == [0, 1, 0, 0]
     as_if_killed()
     assert shown(scrape, *STATES) == [0, 1, 0, 0]
-    IdempotencyKey.objects.update(created_at=timezone.now() - timedelta(hours=1))
-    assert 3600 <= shown(scrape, "oldest_in_doubt_seconds")[0] < 3700
     IdempotencyStep.objects.all().delete()
     recount(row())
     assert shown(scrape, *STATES) == [0, 0, 0, 1]
-    assert 3600 <= shown(scrape, "oldest_stuck_seconds")[0] < 3700
+
+
+@pytest.mark.parametrize("calls", [1, 0])
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_age_is_that_of_the_doubt(scrape: Scrape, post: Any, calls: int, killed: bool) -> None:
+    """As in the admin: since the attempt failed, or since the lease of a killed worker expired; not since the claim."""
+    GATEWAY.before = breaks
+    with pytest.raises(Exception, match="it broke"):
+        post("/pay")
+    if killed:
+        as_if_killed()
+    if not calls:
+        IdempotencyStep.objects.filter(kind="call").update(finished_at=timezone.now())
+        recount(row())
+    name = "oldest_in_doubt_seconds" if calls else "oldest_half_done_seconds"
+    IdempotencyKey.objects.update(created_at=timezone.now() - timedelta(days=1), updated_at=timezone.now())
+    for seconds in (60, 3600):
+        since = timezone.now() - timedelta(seconds=seconds)
+        IdempotencyKey.objects.update(**{"locked_until" if killed else "attention_at": since})
+        assert seconds <= shown(scrape, name)[0] < seconds + 100
 
 
 def test_a_gauge_shows_what_is_half_done(scrape: Scrape, post: Any) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import cache, partial, reduce
 from operator import or_
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...engine.stores.sealing import unseal
 from ...engine.stores.states import ATTENTION, IN_DOUBT, NEEDS_ATTENTION
 from ...exceptions import NotDecryptable, NotResolvable
 from ...keys import derived_key
+from ...maintenance.earlier import earlier_results, unlike
 from ...maintenance.entered import entered_answer
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, version_of, waiting_for, waits_since
@@ -32,6 +33,7 @@ LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
 """The options with which a person confirms that they have asked the other side. Without them, the command skips the
 keys that need such a confirmation.
 """
+READABLE = "recorded_results_are_right"
 LOOKED_HELP = (
     "Let --release also release keys without a lease, keys with a write in doubt, and keys that have a call in doubt "
     "and a policy other than retry. By passing this option, you confirm that you have checked the steps in doubt and "
@@ -40,6 +42,10 @@ LOOKED_HELP = (
 SETTLED_HELP = (
     "Let --close also close keys whose calls have finished or are in doubt. By passing this option, you confirm "
     "that the order exists or that the customer has lost no money."
+)
+READABLE_HELP = (
+    "Let --from-csv also record results whose shape differs from all earlier results of the same call. By passing this "
+    "option, you confirm that the view can read them."
 )
 FILE_HELP = (
     "Read the decisions from a list that was exported from the admin. In the decision column, write 'release', "
@@ -83,6 +89,7 @@ class Command(IdempotencyCommand):
         add = decision.add_argument
         add("--calls-did-not-happen", action="store_true", help=LOOKED_HELP)
         add("--finished-calls-are-settled", action="store_true", help=SETTLED_HELP)
+        add("--recorded-results-are-right", action="store_true", help=READABLE_HELP)
         add("--body", default="", help="The body for --close; JSON if it begins with {, [ or a double quote.")
         add("--reason", default="", help="The reason, or a ticket number. Required with --apply.")
         add("--by", default="", help="Who decides. Required with --apply.")
@@ -133,10 +140,11 @@ class Command(IdempotencyCommand):
             raise CommandError("No row of the file has a decision.", returncode=NEED_ATTENTION)
         found = {key.row.pk: key for key in _selected(options | {"id": [row.pk for row in rows]})}
         said, hint = ("Decided", "") if options["apply"] else ("Would decide", " Add --apply to do it.")
-        decided = 0
+        keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
+        decided, earlier = 0, cache(partial(earlier_results, keys))
         for done, row in enumerate(rows, 1):
             key = found.get(row.pk)
-            why_not = _refused(row, key, options)
+            why_not = _refused(row, key, earlier, options)
             line = f"{row.pk} {row.seen[0]}:" if key is None else _line(key)
             result = f"Skipped: {why_not.removesuffix('.')}" if why_not else f"{said}: {row.what[:SHOWN]}"
             self.say(without_controls(f"{line} {result}."))
@@ -203,7 +211,7 @@ def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
     return f"ask the called service first, then add --{word.replace('_', '-')}" if asks else ""
 
 
-def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
+def _refused(row: Filled, key: Facts | None, earlier: Callable[[str, str], list[str]], options: dict[str, Any]) -> str:
     """With --apply, carry out this row's decision. Return the reason for a refusal, or an empty string."""
     if key is None:
         return "it is gone"
@@ -211,6 +219,10 @@ def _refused(row: Filled, key: Facts | None, options: dict[str, Any]) -> str:
         return "it has changed since the export"
     if row.step and row.step not in key.recordable:
         return f"{row.step!r} is neither in doubt nor missing its value"
+    if row.step and not options[READABLE]:
+        differs = unlike(row.args[1], earlier(key.row.operation, row.step))
+        if differs:
+            return f"{differs}: check that the view can read it, then add --{READABLE.replace('_', '-')}"
     if (why_not := _why_not(key, row.action, options)) or not options["apply"]:
         return why_not
     try:

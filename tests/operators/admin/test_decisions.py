@@ -332,7 +332,7 @@ class TestRecord:
         assert f"&quot;charge&quot;: &quot;{GATEWAY.charges[0]}&quot;" in page
         assert "wrong" not in page
         assert "An earlier result" not in page_of(staff(VIEW, RESOLVE), key, "record")
-        monkeypatch.setattr("django_idempotency.admin.decisions.EXAMPLES", 1)
+        monkeypatch.setattr("django_idempotency.maintenance.earlier.LATEST", 1)
         assert "An earlier result" not in page_of(operator, key, "record")
 
     @pytest.mark.parametrize("result", ['{"model": "gpt", "pk": 1}', HALF, '"\\ud800"', '"\\u0000"'])

@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from django_idempotency.maintenance import release_for_retry
 from django_idempotency.models import IdempotencyKey
-from tests.admin_pages import decide, detail, make_key, page_of, send, staff
+from tests.admin_pages import address, decide, detail, make_key, page_of, preview, send, staff
 from tests.at_rest import NEW, OLD
-from tests.leased_urls import HOOKS
+from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
 from tests.step_rows import add_step
 
@@ -31,6 +31,16 @@ RED = 'class="button idempotency-danger"'
 def buttons(page: str) -> list[str]:
     names = ("record", "answer", "release")
     return sorted((name for name in names if f'href="../{name}/"' in page), key=lambda name: page.index(f"../{name}/"))
+
+
+@pytest.fixture
+def doubted(post: Post) -> IdempotencyKey:
+    """A call in doubt, after an earlier one of the same operation that has returned an object."""
+    assert post("/pay/hold", key="k-1").status_code == 201
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post("/pay/hold", key="k-2")
+    return IdempotencyKey.objects.get(key="k-2")
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -134,3 +144,27 @@ def test_a_row_that_may_be_on_another_database_than_the_key(settings: Any, alias
     page = decide(client, row(), "record", result=f'{{"model": "shopapp.Order", "pk": 1{using}}}')
     told = "The key is in the database “default”, but shopapp.Order is written to “other”."
     assert (told in page, "There is no shopapp.Order" in page) == (not alias, bool(alias))
+
+
+@pytest.mark.parametrize("permissions", [("view_response",), ()])
+def test_a_result_of_another_shape_is_asked_about_again(doubted: IdempotencyKey, permissions: tuple[str, ...]) -> None:
+    """`"ch_1"` in place of the object that the call returns. The names in results are shown to those who may."""
+    key, client = doubted, staff("view_idempotencykey", "resolve_idempotencykey", *permissions)
+    entered = {"step": "charge", "result": '"ch_1"'}
+    assert b'name="readable"' not in client.get(address(key, "record")).content
+    page = preview(client, key, "record", **entered)
+    asked = page.content.decode()
+    assert (page.context["previewed"], 'type="checkbox" name="readable"' in asked) == ("", True)
+    assert ("earlier results were object (charge)" in asked) == ("view_response" in permissions)
+    assert "Recorded the outcome" not in decide(client, key, "record", **entered)
+    assert 'name="readable"' not in decide(client, key, "record", **entered | {"result": "{"})  # no JSON
+    assert not key.steps.exclude(finished_at=None).filter(name="charge").exists()
+    assert "Recorded the outcome" in decide(client, key, "record", **entered, readable="on")
+    assert key.steps.get(name="charge").result == '{"value": "ch_1"}'
+
+
+def test_a_result_like_an_earlier_one_is_not_asked_about(doubted: IdempotencyKey, operator: Client) -> None:
+    """Nor is a box shown whose answer would mean nothing."""
+    given = {"step": "charge", "result": '{"charge": "ch_2"}'}
+    assert b'name="readable"' not in preview(operator, doubted, "record", **given).content
+    assert "Recorded the outcome" in decide(operator, doubted, "record", **given)
