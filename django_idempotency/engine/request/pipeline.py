@@ -133,7 +133,7 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
         return _refuse(call, problems.replay_refused())
     report("replayed", wanted.identity, alias, backend=call.options.backend, resource=completed.resource)
     if snapshot.body is None:
-        response = problems.respond(call.request, problems.response_not_stored(snapshot, completed.resource))
+        response = problems.respond(call.asked_with, problems.response_not_stored(snapshot, completed.resource))
     else:
         response = restore(snapshot)
     return call.adapter.deliver(call, response, replayed=snapshot.body is not None)
@@ -143,4 +143,4 @@ def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     if (event := UNUSABLE.get(problem.code)) is not None:
         unknown = identify(scope="", operation=call.operation_name(), key="")
         report(event, unknown, alias_unless_elsewhere(call.options), backend=call.options.backend)
-    return call.adapter.deliver(call, problems.respond(call.request, problem), replayed=False)
+    return call.adapter.deliver(call, problems.respond(call.asked_with, problem), replayed=False)

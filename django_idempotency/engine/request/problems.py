@@ -267,18 +267,26 @@ def problem_response(request: HttpRequest, error: NotRun) -> HttpResponse:
     return response
 
 
-def respond(request: HttpRequest, problem: Problem) -> Any:
-    """Return the response for a problem: what `ERROR_RESPONSE` returns, or HTML for browsers and JSON for programs."""
+def respond(request: Any, problem: Problem) -> Any:
+    """Return the response for a problem, in the project's own format if it has one.
+
+    Args:
+        request: Django's or the REST framework's request.
+    """
     conf = get_settings()
-    if conf.error_response is not None:
-        response = conf.error_response(request, problem)
-    else:
-        response = _page(request, problem) or _json(request, problem)
-        patch_vary_headers(response, ["Accept"])
+    response = (conf.error_response or problem_details)(request, problem)
     for name, value in problem.headers.items():
         response.setdefault(name, value)
     if conf.docs_url and problem.status in DESCRIBED:
         response.setdefault("Link", f'<{conf.docs_url}>; rel="describedby"; type="text/html"')
+    return response
+
+
+def problem_details(request: Any, problem: Problem) -> HttpResponse:
+    """Return HTML for browsers, and JSON for programs."""
+    django_request: HttpRequest = getattr(request, "_request", request)
+    response = _page(django_request, problem) or _json(django_request, problem)
+    patch_vary_headers(response, ["Accept"])
     return response
 
 
