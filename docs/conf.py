@@ -32,7 +32,7 @@ def toctrees(index):
     """Each part of index.md whose entries begin with a page is a part of the navigation: the list is kept once."""
     for part in re.split(r"(?m)^## ", index)[1:]:
         pages = "\n".join(re.findall(r"(?m)^\* \[[^]]*\]\(([\w-]+)\.md\)", part))
-        if pages:  # the glossary has none
+        if pages:
             yield f"\n```{{toctree}}\n:hidden:\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
 
 

@@ -25,7 +25,7 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 def protect_mutations(
     view: Callable[..., Any], *, persisted: Mapping[str, str] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """Return the library's view, in which a request with a mutation runs once for each key.
+    """Return the library's view, in which a request with a mutation commits only once for each key.
 
     The request runs in one transaction. A response with errors becomes a 500: it rolls back what the resolvers have
     done, and a retry runs again.

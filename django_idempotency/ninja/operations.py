@@ -53,7 +53,7 @@ def idempotent_operation(options: Idempotency | None = None, /, **kwargs: Unpack
 
 
 def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
-    """Run a Django Ninja operation at most once for each idempotency key, and replay its response to retries.
+    """Commit a Django Ninja operation's writes only once for each idempotency key, and replay its final response.
 
     The operation runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`, for
     example with ATOMIC_REQUESTS. If it raises an exception, its writes are rolled back before the API's exception

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection
 from django.test import Client, override_settings
-from django.urls import path
+from django.urls import clear_url_caches, path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
-from tests.acceptance.pages import templates
+from tests.acceptance.pages import ROOT, templates
 from tests.shopapp import models
 
 
@@ -23,6 +23,24 @@ def test_the_first_example_creates_one_order(run, serve, client):
     views = run("README.md", "shop/views.py")
 
     serve(path("orders/", views.create_order))(client, "/orders/", {"reference": "a book", "amount": 1})
+
+
+@pytest.mark.django_db
+def test_the_readme_shows_the_responses_of_the_first_example(run, serve, client):
+    """Both commands are the same request; what the page shows of each response is what it has."""
+    clear_url_caches()
+    serve(path("orders/", run("README.md", "shop/views.py").create_order))
+    (console,) = re.findall(r"(?s)```console\n(.*?)```", (ROOT / "README.md").read_text())
+    first, second = re.split(r"(?m)^\$ ", console)[1:]
+    assert first.partition("\n")[0] == second.partition("\n")[0]
+    key, data = re.findall(r"'Idempotency-Key: (.*?)'", first)[0], dict(re.findall(r"-d (\w+)=(\w+)", first))
+    for shown in (first, second):
+        response = client.post("/orders/", data, headers={"Idempotency-Key": key})
+        head, body = shown.strip().split("\n\n")
+        status, *headers = head.splitlines()[1:]
+        assert status == f"HTTP/1.1 {response.status_code} {response.reason_phrase}"
+        assert dict(line.split(": ") for line in headers).items() <= response.headers.items()
+        assert body == re.sub(r"\d+", "1", response.content.decode())
 
 
 @pytest.mark.django_db

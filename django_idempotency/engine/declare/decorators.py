@@ -44,9 +44,11 @@ def idempotent(options: Idempotency | None = None, /, **kwargs: Unpack[Keywords]
 
 
 def idempotent(view: Any = None, /, **options: Any) -> Any:
-    """Run a view at most once for each idempotency key, and replay its response to retries.
+    """Commit a view's writes only once for each idempotency key, and replay its final response to retries.
 
-    The view runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`.
+    The view runs in a transaction that the decorator opens, or in a savepoint inside an outer `atomic()`: the key, the
+    writes and the response commit together, or not at all. Its code can run again, for example after a crash. With
+    `lease`, each step commits on its own, and the promises are those of the steps.
 
     Put it on a function view, a handler method, an `@action` method or an `@api_view` function: without arguments, with
     options as keyword arguments, or with one `Idempotency` object. Django's `method_decorator` can apply it. It must be
@@ -139,7 +141,7 @@ def once(
     payload: Callable[..., Any] | None = None,
     **options: Unpack[OnceKeywords],
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:  # callers leave `operation` out
-    """Ensure that a function, such as a task or an event handler, does its work only once for each key.
+    """Commit the work of a function, such as a task or an event handler, only once for each key.
 
     The function can be `def` or `async def`. Every call with the same key returns the result of the first run. With the
     `lease` option, the function is always passed an `Operation` as the keyword argument `operation`; without `lease`,
