@@ -91,7 +91,6 @@ NOT_YET = {
     "docs/sessions.md",
     "docs/signals.md",
     "docs/testing.md",
-    "docs/tutorial.md",
     "docs/views.md",
     "docs/where.md",
 }
