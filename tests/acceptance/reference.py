@@ -74,9 +74,10 @@ DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("m
 def pages() -> dict[str, dict[str, Callable[[], str]]]:
     """What is made, by page and name."""
     return {
-        "api.md": {"names": names, "answers": answers, "exceptions": exceptions},
+        "api.md": {"names": names, "exceptions": exceptions},
         "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
         "monitoring.md": {"signals": signals, "metrics": metrics},
+        "problems.md": {"answers": answers},
     }
 
 
@@ -273,20 +274,16 @@ def every_problem(options: Idempotency) -> list[Problem]:
 
 
 def answers() -> str:
-    """The package's own answers, with the default options."""
+    """How long the package asks a client to wait, with the default options."""
     from django_idempotency.engine.conf import resolve
 
-    found = every_problem(resolve())
-    by_status: dict[int, list[str]] = {}
-    for p in found:
-        by_status.setdefault(p.status, []).append(f"`{p.code}`")
-    lines = [f"* {status}: {', '.join(codes)}." for status, codes in by_status.items()]
-    waits = ", ".join(f"{p.headers['Retry-After']} for `{p.code}`" for p in found if "Retry-After" in p.headers)
+    found = [problem for problem in every_problem(resolve()) if "Retry-After" in problem.headers]
+    waits = ", ".join(f"{problem.headers['Retry-After']} for `{problem.code}`" for problem in found)
     of_leases = (
-        "In [leased mode](leased.md#the-lease), the `Retry-After` value of an `in-progress` response is the time "
-        "until the lease ends, from 1 to 60 seconds."
+        "In [leased mode](leased.md#the-lease), an `in-progress` response has the seconds until the lease expires, "
+        "from 1 to 60."
     )
-    return "\n".join([*lines, "", f"The `Retry-After` header contains a number of seconds: {waits}. {of_leases}"])
+    return f"Wait for the seconds in `Retry-After`: {waits}. {of_leases}"
 
 
 def exceptions() -> str:

@@ -13,17 +13,23 @@ from typing import Any
 
 import httpx
 import pytest
+from django.test import RequestFactory
 
-from django_idempotency import Idempotency
+from django_idempotency import Idempotency, idempotent
 from django_idempotency.engine.conf import resolve
 from tests.acceptance.documented_clients import DOCS, NODE, Place, node, place_order, python_client, python_outbox
 from tests.acceptance.reference import every_problem
+from tests.views import creates
 
 __all__ = ["place_order"]
 Answer = tuple[int, dict[str, str], Any]
 DONE: Answer = (201, {}, {"id": 7})
 TOLD_FOR = {"retry": {"id": 7}, "log-in": "NotConfirmed", "look-up": "Processed", "final": "refused"}
 """What the clients make of each meaning. After "retry", the scripted server has a final answer."""
+
+
+CODE = re.compile(r"(?m)^### `([a-z-]+)`\n\n([\d, ]+): ")
+"""A heading for each code, because `type` may lead to it, and the statuses with which it comes."""
 
 
 def answers_of_the_server() -> dict[str, str]:
@@ -119,17 +125,30 @@ def test_a_retry_is_the_same_request(server: Scripted, place_order: Place, answe
 
 
 def test_each_code_has_one_meaning_everywhere() -> None:
-    """The server, both clients and the page have the same table."""
+    """The server, both clients and the page on problems agree, and the page for clients explains each meaning."""
     server = answers_of_the_server()
     assert python_client()["CODES"] == server
-    page = (DOCS / "clients.md").read_text()
-    rows = re.findall(r"(?m)^\| ([\d, ]+) \| `([a-z-]+)` \| (.+?) \|", page)
-    assert {f"{status} {code}": told for statuses, code, told in rows for status in statuses.split(", ")} == server
-    explained = re.findall(r"(?m)^\* \*\*([a-z-]+)\*\*:", page)
-    assert explained == ["retry", "log-in", "look-up", "final"]
+    _, *parts = re.split(r"(?m)^## `([a-z-]+)`: ", (DOCS / "problems.md").read_text())
+    told = dict(zip(parts[::2], parts[1::2], strict=True))
+    rows = [(meaning, *row) for meaning in told for row in re.findall(CODE, told[meaning])]
+    assert {f"{status} {code}": told for told, code, statuses in rows for status in statuses.split(", ")} == server
+    explained = re.findall(r"(?m)^\* \*\*([a-z-]+)\*\*:", (DOCS / "clients.md").read_text())
+    assert explained == list(told) == ["retry", "log-in", "look-up", "final"]
     if NODE is None:
         pytest.skip("Node is not on this machine, so the table of client.js was not read")
     assert node("Promise.resolve(CODES)") == server
+
+
+@pytest.mark.django_db
+def test_the_page_shows_a_response_of_the_server() -> None:
+    """Word for word."""
+    view, headers = idempotent(creates()), {"Idempotency-Key": "k"}
+    for reference in ("tea", "coffee"):
+        request = RequestFactory().post("/orders/", {"reference": reference}, "application/json", headers=headers)
+        response = view(request)
+    (shown,) = re.findall(r"```http\n(.*?)```", (DOCS / "problems.md").read_text(), re.DOTALL)
+    status = f"HTTP/1.1 {response.status_code} Unprocessable Entity"
+    assert shown == f"{status}\n{response.serialize().decode()}\n".replace("\r", "")
 
 
 @pytest.mark.parametrize(("answer", "meaning"), answers_of_the_server().items())

@@ -85,7 +85,6 @@ NOT_YET = {
     "docs/options.md",
     "docs/performance.md",
     "docs/privacy.md",
-    "docs/problems.md",
     "docs/recipes.md",
     "docs/runbook.md",
     "docs/sessions.md",
