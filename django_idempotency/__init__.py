@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from .engine.declare.decorators import idempotent, once
     from .engine.execution.once import Result, arun_once, run_once
     from .engine.execution.operation import Operation
+    from .engine.execution.steps import CallInDoubt
     from .engine.request.problems import problem_response
     from .engine.request.view_call import IdempotentHttpRequest, get_operation
 
 __all__ = [
+    "CallInDoubt",
     "Idempotency",
     "IdempotentHttpRequest",
     "Operation",
@@ -35,6 +37,7 @@ _HOMES = {
     ".engine.declare.decorators": ("idempotent", "once"),
     ".engine.execution.once": ("Result", "arun_once", "run_once"),
     ".engine.execution.operation": ("Operation",),
+    ".engine.execution.steps": ("CallInDoubt",),
     ".engine.request.problems": ("problem_response",),
     ".engine.request.view_call": ("IdempotentHttpRequest", "get_operation"),
 }

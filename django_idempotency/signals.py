@@ -43,8 +43,8 @@ key_event = Signal(use_caching=True)
             prevents it.
         "taken_over": the lease of an attempt expired, and a new attempt has taken over the key. Sent instead of
             "claimed".
-        "held": a request was refused, or it failed, because the effects of a call or a write are unknown. A person
-            must find out what happened.
+        "held": a request was refused, or it failed, because the effects of a call or a write are unknown. A person or
+            `reconcile` must find out what happened.
         "purged": a cleanup has finished.
 
     using: the database alias. None for a key in a backend, and with "unprotected".

@@ -70,6 +70,7 @@ urlpatterns = [
         "pay/reconcile",
         idempotent(operation="POST pay/reconcile", on_abandoned="hold", lease=LEASE, reconcile=reconciled)(pay),
     ),
+    path("pay/reconcile-keyed", idempotent(operation="reconcile keyed", lease=LEASE, reconcile=reconciled)(pay)),
     path("pay/poll", idempotent(lease=LEASE, in_progress_status=202)(pay)),
     path("pay/wait", idempotent(lease=LEASE, wait=30)(pay)),
     path("pay/optional", idempotent(lease=LEASE, required=False)(pay)),

@@ -31,6 +31,7 @@ REFUSED = {
     outcomes.Unavailable: "busy",
     outcomes.TooOld: "too_old",
 }
+UNDECIDED = "reconcile does not know yet"
 
 
 @lru_cache(maxsize=1000)
@@ -107,6 +108,9 @@ def report_outcome(
         case outcomes.Finished(reason=reason, resource=resource):
             event = "held" if outcome.held else "released"
             report(event, identity, using, backend=backend, reason=reason, resource=resource)
+        case outcomes.InDoubt(undecided=undecided, resource=resource) if undecided:
+            # An answer and no error: the project's code will be asked again.
+            report("held", identity, using, reason=UNDECIDED, resource=resource, level=logging.INFO)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.scope_hash, attempt)
             # `report` drops everything after a colon, and a step's name may contain one.

@@ -23,7 +23,7 @@ from django.db.models import Count, Q
 from ..engine.conf.fields import seconds_of
 from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
-from ..engine.events import harmless, report_outcome
+from ..engine.events import UNDECIDED, harmless, report_outcome
 from ..engine.execution.bridge import synchronous
 from ..engine.execution.claiming import claim_request
 from ..engine.execution.leased import run_claimed
@@ -317,6 +317,8 @@ def _told(store: Store, identity: Identity, outcome: Any, asking: _Asking) -> tu
         unclaimed = UNCLAIMED.get(type(outcome))
         return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
     report_outcome(outcome, identity, store.alias)
+    if isinstance(outcome, InDoubt) and outcome.undecided:
+        return "left", f"{UNDECIDED} ({outcome.undecided})"
     if not isinstance(outcome, Finished):
         return "passed", FASTER
     if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:

@@ -314,7 +314,7 @@ def signals() -> str:
     levels = ", ".join(f"`{name}` ({logging.getLevelName(level)})" for name, level in events.LEVELS.items())
     repeated = (
         "A run that fails logs its `held` event at the ERROR level. So does each process for the first retry that it "
-        "refuses; for the others, the level is INFO."
+        "refuses; for the others, and where `reconcile` does not know yet, the level is INFO."
     )
     return "\n".join([*lines, "", f"All events are logged at level INFO, except for these: {levels}. {repeated}"])
 

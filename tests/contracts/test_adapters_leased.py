@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -10,10 +12,11 @@ from threading import Barrier, Event, Timer
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from django_idempotency import IdempotencyConfigurationError
+from django_idempotency import IdempotencyConfigurationError, OutcomeUnknown
 from django_idempotency.maintenance import half_done, in_doubt, needs_attention
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.contracts.adapters import (
@@ -31,7 +34,7 @@ from tests.contracts.adapters import (
     order,
     raises,
 )
-from tests.leases import Broken, lapse
+from tests.leases import Broken, breaks, lapse
 from tests.shopapp.models import Line, Order
 
 pytestmark = pytest.mark.django_db
@@ -185,6 +188,60 @@ class TestRetryKeyed:
         assert not adapter.http or code(sent) == "outcome-unknown"
         assert (len(RUNS), in_doubt().count(), needs_attention().count()) == (1, 1, 1)
         assert (send().status, len(RUNS)) == (409, 1)
+
+
+class TestReconcile:
+    @pytest.mark.parametrize("on_abandoned", ["retry-keyed", "hold"])
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_it_may_not_know_yet(
+        self, adapter: Adapter, caplog: pytest.LogCaptureFixture, on_abandoned: str, asynchronous: bool
+    ) -> None:
+        """That is an answer and no error: each retry asks again, until it knows."""
+        asked: list[Any] = []
+
+        def pays(request: Any) -> Answer:
+            operation = operation_of(request)
+            return Answer(201, json.dumps(operation.call("charge", breaks, operation.derive_key("charge"))))
+
+        def look_up(operation: Any) -> None:
+            asked.append(operation.doubts["charge"])
+            if len(asked) < 3:
+                raise OutcomeUnknown("not in its list yet: pay_1")
+            operation.call("charge", lambda: {"charge": "found"})
+
+        async def alook_up(operation: Any) -> None:
+            await sync_to_async(look_up)(operation)
+
+        send = adapter.protect(
+            pays,
+            lease=60,
+            operation="orders",
+            on_abandoned=on_abandoned,
+            reconcile=alook_up if asynchronous else look_up,
+        )
+        with pytest.raises(Broken):
+            send()
+        IdempotencyStep.objects.update(started_at=timezone.now() - timedelta(hours=30))
+        caplog.clear()
+        for attempt in (2, 3):
+            held = send()
+            assert held.status == 409
+            if adapter.http:
+                assert (code(held), held.headers["Retry-After"], held.replayed) == ("outcome-unknown", "60", "false")
+            else:
+                assert re.fullmatch(
+                    "orders with key 'k' was interrupted, and reconcile does not know its outcome yet "
+                    r"\(django_idempotency.exceptions.OutcomeUnknown: line .*look_up\)\. Try again later\.",
+                    str(held.body),
+                )
+            key = IdempotencyKey.objects.get()
+            assert (key.status, key.attempt, key.unknown, in_doubt().count()) == ("failed", attempt, 1, 1)
+        done = [send(), send()]
+        assert marks(done) == [(201, "false"), (201, "true")]
+        assert json.loads(done[0].body) == {"charge": "found"}
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+        assert all(doubt.keyed and timedelta(hours=30) < doubt.age < timedelta(hours=31) for doubt in asked)
+        assert {doubt.started_at for doubt in asked} == {IdempotencyStep.objects.get().started_at}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.http import HttpRequest, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils import timezone
 
 from django_idempotency import IdempotencyConfigurationError, Operation, ResultNotStorable, idempotent, run_once
 from django_idempotency.engine.protocol.key_syntax import InvalidKey
@@ -103,9 +104,10 @@ def test_a_call_that_raised_is_in_doubt(ask: Ask) -> None:
     def catches(operation: Operation) -> Any:
         with pytest.raises(Exception, match="it broke"):
             operation.call("charge", breaks)
-        return operation.in_doubt
+        (doubt,) = operation.doubts.values()
+        return operation.in_doubt, [*operation.doubts], doubt.keyed, doubt.started_at <= timezone.now()
 
-    assert ask(catches) == ("charge",)
+    assert ask(catches) == (("charge",), ["charge"], False, True)
 
 
 @pytest.mark.parametrize("lease", [60, None])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.http import HttpResponse
 
-from django_idempotency import NotResolvable
+from django_idempotency import NotResolvable, OutcomeUnknown
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.engine.stores.states import Clock
-from django_idempotency.maintenance import Asked, recover_idempotency_keys
+from django_idempotency.maintenance import Asked, Recovered, recover_idempotency_keys
+from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
@@ -108,3 +111,47 @@ def test_a_call_that_a_retry_has_made_again_is_a_change(post: Post) -> None:
     assert GATEWAY.calls == 2
     with pytest.raises(NotResolvable):
         release_for_retry(seen)
+
+
+class TestItDoesNotKnowYet:
+    """`OutcomeUnknown` raised in `reconcile` is no failure of the run."""
+
+    @pytest.fixture(autouse=True)
+    def _doubt(self, unclear: IdempotencyKey) -> None:
+        """It was two hours old before the looks."""
+
+    @staticmethod
+    def not_yet(operation: Any) -> None:
+        raise OutcomeUnknown("not in its list yet")
+
+    def test_the_key_is_left_as_old_as_it_was(self, caplog: pytest.LogCaptureFixture) -> None:
+        """And no error is logged."""
+        HOOKS["reconcile"] = self.not_yet
+        before = row().attention_at
+        (asked,) = recover()
+        assert asked.outcome == "left"
+        assert asked.reason.startswith(
+            "reconcile does not know yet (django_idempotency.exceptions.OutcomeUnknown: line "
+        )
+        assert (row().status, row().attention_at, row().unknown) == ("failed", before, 1)
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+        HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
+        assert outcome() == "completed"
+
+    def test_the_run_has_not_failed(self) -> None:
+        """For cron, whose mail is read by a person."""
+        HOOKS["reconcile"] = self.not_yet
+        assert recover_idempotency_keys(older_than=0) == Recovered(completed=0, failed=0, left=1, complete=True)
+
+    def test_what_it_records_before_is_in_the_trail(self) -> None:
+        """One call of several may be found, and another not yet."""
+
+        def records_and_waits(operation: Any) -> None:
+            records(operation)
+            self.not_yet(operation)
+
+        HOOKS["reconcile"] = records_and_waits
+        (asked,) = recover()
+        assert (asked.outcome, row().unknown) == ("left", 0)
+        assert asked.reason.startswith("reconcile has recorded charge, and does not know yet (")
+        assert [made.detail for made in decisions_of(row())] == [asked.reason]

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from django_idempotency import (
     IdempotencyConfigurationError,
+    OutcomeUnknown,
     get_operation,
 )
 from django_idempotency.maintenance import needs_attention
@@ -194,6 +195,49 @@ class TestReconcile:
         assert (row().status, GATEWAY.calls) == ("failed", 1)
         HOOKS["reconcile"] = lambda operation: HttpResponse("now we know")
         assert post("/pay/reconcile").content == b"now we know"
+
+    @pytest.mark.parametrize(("path", "starts_anew"), [("/pay/reconcile", True), ("/pay/reconcile-keyed", False)])
+    def test_since_when_a_call_is_in_doubt(self, post: Post, path: str, starts_anew: bool) -> None:
+        """Under "hold", it is repeated once `reconcile` has settled its first start, whose age would let a third one
+        start beside the second. Under "retry-keyed", the first start says how long the gateway remembers its key.
+        """
+        GATEWAY.after = breaks
+        seen: list[Any] = []
+        HOOKS["reconcile"] = lambda operation: seen.append(operation.doubts)
+        with pytest.raises(Broken):
+            post(path)
+        IdempotencyStep.objects.update(started_at=timezone.now() - timedelta(hours=3))
+        for _ in range(2):
+            with pytest.raises(Broken):
+                post(path)
+        assert [doubts.keys() for doubts in seen] == [{"charge"}, {"charge"}]
+        first, second = (doubts["charge"] for doubts in seen)
+        assert timedelta(hours=3) < first.age < timedelta(hours=4)
+        assert (second.age < timedelta(hours=1)) is starts_anew
+        assert (second.started_at == IdempotencyStep.objects.get().started_at) is (not starts_anew)
+        assert (first.keyed, second.keyed, GATEWAY.calls) == (True, True, 3)
+
+    def test_what_the_view_raises_is_the_views(self, post: Post, in_doubt: None) -> None:
+        """Its own `run_once` may have raised the same exception."""
+
+        def raises(operation: Any) -> None:
+            raise OutcomeUnknown("of another key")
+
+        HOOKS.update({"reconcile": lambda operation: None, "between": raises})
+        with pytest.raises(OutcomeUnknown, match="of another key"):
+            post("/pay/reconcile")
+
+    def test_a_call_that_it_looks_up_in_vain_stays_in_doubt_since_then(self, post: Post, in_doubt: None) -> None:
+        """Looking it up is no start."""
+        IdempotencyStep.objects.update(started_at=timezone.now() - timedelta(hours=3))
+        before = IdempotencyStep.objects.get().started_at
+        HOOKS["reconcile"] = lambda operation: operation.call("charge", breaks)
+        with pytest.raises(Broken):
+            post("/pay/reconcile")
+        seen: list[Any] = []
+        HOOKS["reconcile"] = lambda operation: seen.append(operation.doubts) or HttpResponse()
+        post("/pay/reconcile")
+        assert [doubt.started_at for doubt in seen[0].values()] == [before]
 
     @pytest.mark.parametrize(
         ("returned", "problem"),

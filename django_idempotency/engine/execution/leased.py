@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.db import Error, connections
 
-from ...exceptions import ClaimLost, IdempotencyConfigurationError
+from ...exceptions import ClaimLost, IdempotencyConfigurationError, OutcomeUnknown
 from ...limits import is_limit
 from ..events import report
 from ..protocol.error_text import describe
@@ -108,6 +108,8 @@ def run_claimed(
             return store.look(wanted)
         if isinstance(error, Refused):
             return InDoubt(attempt=held.attempt, resource=about, unkeyed=(error.step,))
+        if isinstance(error, OutcomeUnknown) and operation._reconciling:
+            return InDoubt(attempt=held.attempt, resource=about, undecided=describe(error))
         # Cancellations are raised as well, and so are failures to store the response; the retry then completes the key
         # without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
         # response is sent anyway.

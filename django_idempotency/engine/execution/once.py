@@ -49,6 +49,7 @@ NOT_RUN: dict[type, tuple[type[exceptions.NotRun], str]] = {
     outcomes.InDoubt: (exceptions.OutcomeUnknown, "was interrupted, and its outcome is unknown. A person has to look."),
     outcomes.Unavailable: (exceptions.StoreBusy, "could not be claimed or stored. Nothing was done. Try again later."),
 }
+UNDECIDED = "was interrupted, and reconcile does not know its outcome yet ({}). Try again later."
 PATIENCE = 60
 """How many seconds a duplicate waits inside `@once`. The caller is a task queue, and many queues treat an exception as
 the end of the task and never deliver it again. A minute outlasts most single-transaction work, and stays below the
@@ -316,7 +317,9 @@ def _result(outcome: outcomes.Outcome[T], identity: Identity) -> Result[T]:
     if isinstance(outcome, outcomes.Completed):
         return Result(_value(outcome.snapshot), replayed=True)
     kind, why = NOT_RUN[type(outcome)]
-    choice = outcome.choice if isinstance(outcome, outcomes.InDoubt) else ""
+    choice = ""
+    if isinstance(outcome, outcomes.InDoubt):
+        choice, why = outcome.choice, why if not outcome.undecided else UNDECIDED.format(outcome.undecided)
     error = kind(f"{identity.operation} with key {identity.key!r} {why} {choice}".rstrip())
     if isinstance(error, exceptions.OperationInProgress) and isinstance(outcome, outcomes.Conflicted):
         error.retry_after = outcome.retry_after

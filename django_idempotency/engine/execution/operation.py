@@ -14,7 +14,6 @@ the error is logged, because raising it would make a client send its request aga
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -35,7 +34,7 @@ from ..protocol.error_text import describe
 from ..protocol.outcomes import Finished, Resource
 from .bridge import awaited, synchronous, until_done
 from .results import as_kept, encode_returned, encode_step
-from .steps import ONE_TRANSACTION, Step, StepJournal
+from .steps import ONE_TRANSACTION, CallInDoubt, Step, StepJournal
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
 """The widths of the database columns, in characters."""
@@ -123,6 +122,14 @@ class Operation:
     def in_doubt(self) -> tuple[str, ...]:
         """The names of calls that were started but have no result and so may or may not have taken effect."""
         return self._names(lambda step: step.in_doubt)
+
+    @property
+    def doubts(self) -> dict[str, CallInDoubt]:
+        """When each of the calls in `in_doubt` was started, by name, so that `reconcile` can tell how long ago it was.
+
+        Each value has `started_at`, `age` and `keyed`.
+        """
+        return {step.name: step.doubt for step in self._steps.values() if step.in_doubt and step.doubt}
 
     @property
     def results(self) -> dict[str, Any]:
@@ -434,7 +441,9 @@ class Operation:
                 self._refuse_renamed(name)
             # What `reconcile` looks up is no call: whether it asks for the derived key does not matter.
             self._journal.start_call(step, keyed=None if self._reconciling else step.keyed)
-            step.kind, step.started, step.began = Kind.CALL, True, time.monotonic()
+            step.kind = Kind.CALL
+            if step.doubt is None or not self._reconciling:
+                step.start(keyed=step.keyed and not self._reconciling)
         return step, value
 
     def _finish(self, step: Step, value: Any) -> Any:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
+
+from django.utils import timezone
 
 from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyStep
@@ -12,6 +16,22 @@ from ..protocol.outcomes import Resource
 from .results import decode
 
 Kind = IdempotencyStep.Kind
+
+
+@dataclass(frozen=True, slots=True)
+class CallInDoubt:
+    """A call, or a write, that was started and has no result: a value of `operation.doubts`.
+
+    Args:
+        started_at: when it was first started. Under "hold", when it was last started: `reconcile` has settled the start
+            before that.
+        age: how long ago that was when this attempt began, as a timedelta, by the database's clock.
+        keyed: whether `derive_key` was called before each start.
+    """
+
+    started_at: datetime
+    age: timedelta
+    keyed: bool
 
 
 @dataclass(slots=True)
@@ -23,7 +43,8 @@ class Step:
         started: a call or a write has begun, and may have taken effect.
         finished: it has a result, or its value is lost.
         text: the result as JSON.
-        began: when the call was made, by `time.monotonic()`, or 0.
+        began: when this attempt made the call, by `time.monotonic()`, or 0.
+        doubt: when it was started, and whether each start was keyed; None if it was not started.
         handed_on: the result itself, in a tuple, if it can't be kept and protection is off.
         broke: the exception that a `write` raised.
         keyed: this run of the work has asked for its derived key.
@@ -38,6 +59,7 @@ class Step:
     finished: bool = False
     text: str | None = None
     began: float = 0
+    doubt: CallInDoubt | None = None
     handed_on: tuple[Any] | None = None
     broke: BaseException | None = None
     keyed: bool = False
@@ -48,6 +70,12 @@ class Step:
     def begin(self) -> None:
         """Another run of the work begins, which has to ask for everything itself."""
         self.keyed = self.used = self.announced = self.received = False
+
+    def start(self, *, keyed: bool = False) -> None:
+        """A call or a write begins. Until it ends, it is in doubt."""
+        self.doubt = CallInDoubt(timezone.now(), timedelta(), keyed and (self.doubt is None or self.doubt.keyed))
+        self.began = time.monotonic()
+        self.started = True
 
     def finish(self, text: str | None) -> None:
         # In this order: a signal handler may raise an exception in between, and then the step is still in doubt.

@@ -18,12 +18,12 @@ from ..events import harmless, report
 from ..protocol.digests import Identity
 from ..protocol.outcomes import Claimed, ClaimRequest, InDoubt, Resource
 from ..stores import Store
-from ..stores.journal import AlreadyFinished, KeptStep, NotRepeatable
+from ..stores.journal import AlreadyFinished, NotRepeatable
 from ..stores.transactions import atomically
 from .bridge import without_bridge_above
 from .commits import committed, reconnecting_once
 from .results import encode_step
-from .steps import Step, StepJournal
+from .steps import CallInDoubt, Step, StepJournal
 
 Kind = IdempotencyStep.Kind
 logger = logging.getLogger("django_idempotency")
@@ -57,6 +57,7 @@ class TableJournal(StepJournal):
                 started=step.kind != Kind.FETCH,
                 finished=step.finished,
                 text=step.result,
+                doubt=CallInDoubt(step.started_at, step.age, step.keyed),
             )
             for name, step in kept.items()
         }
@@ -71,7 +72,10 @@ class TableJournal(StepJournal):
     # --- calls and reads
 
     def start_call(self, step: Step, *, keyed: bool | None) -> None:
-        asked = {"keyed": None} if keyed is None else {"keyed": keyed, "keys_last": self._keys_last}
+        asked: dict[str, Any] = {"keyed": keyed}
+        if keyed is not None:
+            # "hold" repeats a call only after `reconcile` has settled its earlier start.
+            asked |= {"keys_last": self._keys_last, "anew": self._policy == "hold"}
         start = partial(self._journal.start_call, self._claim, step.name, again=step.started, **asked)
         try:
             committed(self._store, f"operation.call({step.name!r})", start)
@@ -114,8 +118,10 @@ class TableJournal(StepJournal):
             reconnecting_once(self._store, partial(atomically, self._store.alias, keep, savepoint=False))
         except IntegrityError:
             # Perhaps the first INSERT was committed and only its confirmation was lost.
-            stored = KeptStep(Kind.FETCH, True, text)
-            if self._store.connection.in_atomic_block or self._journal.steps(self._claim).get(step.name) != stored:
+            if self._store.connection.in_atomic_block:
+                raise
+            stored = self._journal.steps(self._claim).get(step.name)
+            if stored is None or stored[:3] != (Kind.FETCH, True, text):
                 raise
 
     # --- writes
@@ -140,7 +146,7 @@ class TableJournal(StepJournal):
             return value
 
         try:
-            step.started = True
+            step.start()
             try:
                 value = committed(self._store, what, write)
             finally:

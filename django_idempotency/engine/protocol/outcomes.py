@@ -161,11 +161,13 @@ class InDoubt:
         attempt: the number of the key's last attempt, which distinguishes two doubts about one key.
         resource: the object that the operation has referred to.
         unkeyed: names of calls that "retry-keyed" does not repeat, because they would not be recognized.
+        undecided: what the project's `reconcile` said when it could not tell yet, or "" if it was not called.
     """
 
     attempt: int = field(default=0, compare=False)
     resource: Resource | None = field(default=None, compare=False)
     unkeyed: tuple[str, ...] = field(default=(), compare=False)
+    undecided: str = field(default="", compare=False)
 
     @property
     def choice(self) -> str:

@@ -69,7 +69,7 @@ def final_response(response: Any, options: Options) -> Finished[HttpResponseBase
     if options.verdict_on(response) is not Verdict.KEEP:
         raise IdempotencyConfigurationError(
             f"reconcile answered {response.status_code}, which is not final, although it would be replayed. If "
-            "it does not know yet, let it raise an exception: the doubt remains, and the next retry calls it again."
+            "it does not know yet, let it raise OutcomeUnknown: the doubt remains, and the next retry calls it again."
         )
     return Finished(value=response, verdict=Verdict.KEEP, snapshot=capture(response, options))
 

@@ -70,7 +70,7 @@ from .sealing import seal, unseal
 from .states import SETTLED, UNFINISHED, Clock
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from django.db.models import QuerySet
 
@@ -85,6 +85,9 @@ class KeptStep(NamedTuple):
     kind: str
     finished: bool
     result: str | None
+    keyed: bool
+    started_at: datetime
+    age: timedelta
 
 
 class NotRepeatable(Exception):
@@ -163,28 +166,37 @@ class Journal:
         """Return the key's stored steps by name. Raises `LeaseLost`."""
         same = Q(steps__key_hash=claimed.key_hash, steps__scope_hash=claimed.scope_hash)
         own = self._own(claimed).annotate(own=FilteredRelation("steps", condition=same))
-        rows = list(own.values_list("own__name", "own__kind", "own__finished_at", "own__result"))
+        columns = ("name", "kind", "finished_at", "result", "keyed", "started_at")
+        rows = list(own.values_list(*(f"own__{column}" for column in columns), Clock()))
         if not rows:
             raise lease_lost()
         # All results are decrypted before any step runs, so if one can't be decrypted, no step runs.
         return {
-            name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name))
-            for name, kind, finished, kept in rows
+            name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name), keyed, start, now - start)
+            for name, kind, finished, kept, keyed, start, now in rows
             if name is not None  # a key without steps yields one row of None values
         }
 
     def start_call(
-        self, claimed: Claimed, name: str, *, keyed: bool | None, again: bool = False, keys_last: float | None = None
+        self,
+        claimed: Claimed,
+        name: str,
+        *,
+        keyed: bool | None,
+        again: bool = False,
+        anew: bool = False,
+        keys_last: float | None = None,
     ) -> None:
         """Record the start of a call before it is made. Raises `LeaseLost`.
 
-        A repeated call keeps the stored time and error, so that a person can look up the earlier call in
-        the other system.
+        A repeated call keeps the stored error and, unless it starts `anew`, the stored time, so that a person can look
+        up the earlier call in the other system.
 
         Args:
             keyed: whether this start follows a `derive_key` call for the step. None leaves the step as it is, because
                 `reconcile` looks a call up rather than making it.
             again: an earlier attempt started this call.
+            anew: the earlier start was settled, so that only this one can be in doubt.
             keys_last: raise `NotRepeatable` unless this start and all earlier ones are keyed, and the first was less
                 than this many seconds ago. With None, none of this is checked.
         """
@@ -198,7 +210,8 @@ class Journal:
                 raise lease_lost()
             if keys_last is not None and not (keyed and step.filter(recognizable(keys_last)).exists()):
                 raise NotRepeatable
-            step.update(attempt=claimed.attempt, **{"keyed": False} if keyed is False else {})
+            changes = ({"keyed": False} if keyed is False else {}) | ({"started_at": Clock()} if anew else {})
+            step.update(attempt=claimed.attempt, **changes)
 
     def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
         """Record the result of a call. None means that its value is lost. Raises `LeaseLost`.
