@@ -293,6 +293,72 @@ def resources() -> dict[str, list[str]]:
     return found
 
 
+def upgraded() -> dict[str, int]:
+    """How often a view runs for a request and its retry, if 0.4.0 has stored the key of the first one."""
+    from hashlib import sha256
+
+    from django.contrib.auth.models import AnonymousUser, User
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+    from oauth2_provider.contrib.rest_framework import OAuth2Authentication
+    from oauth2_provider.decorators import protected_resource
+    from oauth2_provider.models import AccessToken
+    from rest_framework.views import APIView
+
+    from django_idempotency import idempotent
+    from django_idempotency.engine.protocol.digests import identify
+    from django_idempotency.models import IdempotencyKey
+    from django_idempotency.rest_framework import IdempotencyMixin
+
+    runs: list[None] = []
+
+    def order(*args: Any) -> Any:
+        runs.append(None)
+        return HttpResponse(status=201)
+
+    class Order(IdempotencyMixin, APIView):
+        authentication_classes = [OAuth2Authentication]
+        post = order
+
+    def of_the_header(user: Any, client: Any, token: str) -> str:
+        return f"authorization:{sha256(f'bearer {token}'.encode()).hexdigest()}"
+
+    def of_the_client(user: Any, client: Any, token: str) -> str:
+        acts = f"application:oauth2_provider.Application:{client.pk}"
+        return acts if user is None else f"for:user:auth.User:{user.pk}+{acts}"
+
+    def anonymous(user: Any, client: Any, token: str) -> str:
+        return "anonymous"
+
+    ada, resource = User.objects.create_user("before"), protected_resource()(idempotent(order))
+    middleware = only_the_user(idempotent(order))
+    ways: dict[str, tuple[Any, Any, str, Any]] = {
+        "REST framework": (Order.as_view(), None, "header", of_the_client),
+        "REST framework, with a user": (Order.as_view(), ada, "header", of_the_client),
+        "a middleware": (middleware, ada, "header", of_the_client),
+        "protected_resource": (resource, ada, "header", of_the_header),
+        "protected_resource, with the token in the form": (resource, ada, "form", anonymous),
+    }
+    found = {}
+    for way, (view, user, place, scope_then) in ways.items():
+        AccessToken.objects.all().delete()
+        token = next(tokens(user))
+        client = AccessToken.objects.get(token=token).application
+        for retry in (False, True):
+            headers = {"Idempotency-Key": "k"} | ({"Authorization": f"Bearer {token}"} if place == "header" else {})
+            request = RequestFactory().post("/", {"access_token": token} if place == "form" else None, headers=headers)
+            request.user = AnonymousUser()
+            view(request)
+            if not retry:
+                row = IdempotencyKey.objects.get()
+                then = identify(scope=scope_then(user, client, token), operation=row.operation, key=row.key)
+                IdempotencyKey.objects.update(scope=then.scope, scope_hash=then.scope_hash)
+        found[way] = len(runs)
+        runs.clear()
+        IdempotencyKey.objects.all().delete()
+    return found
+
+
 def only_the_user(get_response: Any) -> Any:
     """As with a subclass of the package's backend, and an authenticator that returns the token's user."""
 
@@ -324,4 +390,5 @@ if __name__ == "__main__":
     if "oauth2_provider" in FOUND and find_spec("rest_framework") is not None:
         found["clients"] = clients()
         found["resources"] = resources()
+        found["upgraded"] = upgraded()
     print(json.dumps(found))

@@ -64,3 +64,16 @@ def test_the_owner_of_a_token_is_the_caller_with_the_application(outcomes: Any, 
         pytest.skip("oauth2_provider or rest_framework is not installed")
     scope = "for:user:auth.User:N+application:oauthN_provider.Application:N"
     assert outcomes["resources"][f"{check}, {way}"] == ["renewed", "", "", scope]
+
+
+def test_what_becomes_of_the_toolkits_keys_of_0_4_0(outcomes: Any) -> None:
+    """As the table in docs/upgrading.md says: clients keep their scope, and `protected_resource` runs again."""
+    if "upgraded" not in outcomes:
+        pytest.skip("oauth2_provider or rest_framework is not installed")
+    assert outcomes["upgraded"] == {
+        "REST framework": 1,
+        "REST framework, with a user": 1,
+        "a middleware": 1,
+        "protected_resource": 2,
+        "protected_resource, with the token in the form": 2,
+    }

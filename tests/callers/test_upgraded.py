@@ -53,6 +53,7 @@ if REST_FRAMEWORK_INSTALLED:
     }
     CHANGED |= {
         "a JWT without a user": ("/rest/alone-text", issued, returned),
+        "a user in no table who carries the token": ("/rest/stranger-token", issued, lambda token: STRANGER),
         "a user in no table whose token is bytes": ("/rest/stranger-bytes", issued, lambda token: STRANGER),
     }
 if NINJA_INSTALLED:
@@ -91,6 +92,24 @@ def test_a_caller_whose_scope_has_changed_runs_again(caller: str, settings: Any)
     assert runs_across_the_upgrade(CHANGED[caller], settings) == 2
 
 
+@pytest.mark.skipif(not REST_FRAMEWORK_INSTALLED, reason="REST framework is not installed")
+def test_a_user_in_no_table_whose_jwt_nobody_hands_on_is_refused() -> None:
+    """One order, and 403."""
+    identity_urls.RUNS.clear()
+    assert send("/rest/stranger-none", Authorization=f"Bearer {OPAQUE}17-A-1") == "false"
+    assert IdempotencyKey.objects.get().scope == STRANGER  # as 0.4.0 stored a JWT's user
+    assert send("/rest/stranger-none", Authorization=f"Bearer {jwt(sub='17', iss='shops')}") == 403
+    assert len(identity_urls.RUNS) == 1
+
+
+def test_a_browser_gets_the_stored_response() -> None:
+    """One order: its session's cookie is the same scope."""
+    identity_urls.RUNS.clear()
+    assert send("/plain/bare", Cookie="sessionid=abc") == "false"
+    stored_by_then(hashed("session", "abc"))
+    assert send("/plain/bare", Cookie="sessionid=abc") == "true"
+
+
 @pytest.mark.parametrize("header", ["X-Session-Token", "X-Access-Token"])
 def test_a_header_that_is_a_credential_now_makes_another_caller(header: str) -> None:
     """Two orders, where nobody has set a user."""
@@ -99,4 +118,14 @@ def test_a_header_that_is_a_credential_now_makes_another_caller(header: str) -> 
     assert IdempotencyKey.objects.get().scope == hashed(header.lower(), "a")
     stored_by_then("anonymous")
     send("/plain/bare", **{header: "a"})
+    assert len(identity_urls.RUNS) == 2
+
+
+def test_a_token_in_the_query_makes_another_caller() -> None:
+    """Two orders: in 0.4.0, its senders were anonymous."""
+    identity_urls.RUNS.clear()
+    address = "/plain/bare?access_token=a"
+    assert send(address) == "false"
+    stored_by_then("anonymous")
+    assert send(address) == "false"
     assert len(identity_urls.RUNS) == 2
