@@ -66,7 +66,6 @@ NOT_YET = {
     "docs/api.md",
     "docs/backends.md",
     "docs/callers.md",
-    "docs/choices.md",
     "docs/clients.md",
     "docs/commands.md",
     "docs/databases.md",
