@@ -16,7 +16,6 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.conf import get_settings
 from ..engine.request.callers import scope_of_user
 from ..engine.stores.states import STATES
 from ..maintenance.erasure import of_scope
@@ -76,7 +75,6 @@ class BoundedChangeList(ChangeList):
             self.search_help_text = gettext(
                 "The complete key as the client sent it, its reference in the log, or a resource (“59”, “order 59”)."
             )
-        self.runbook = get_settings().runbook_url
         self.advice: Any = STATES[self._state].to_do if self._state in overview.NEEDING else ""
         if self._state == "attention":
             self.advice = _("Begin with the oldest key that is in doubt, because a customer may have paid.")

@@ -23,7 +23,6 @@ from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..engine.conf import get_settings
 from ..exceptions import IdempotencyConfigurationError, NotDecryptable, NotResolvable
 from ..maintenance.earlier import earlier_results
 from ..maintenance.recovery import ask
@@ -116,7 +115,6 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
         "examples": [(name, pasteable(kept[0])) for name, kept in earlier.items() if kept and keys[0].secrets],
-        "runbook": get_settings().runbook_url,
         "form": form,
         "previewed": form.digest if form.is_valid() else "",
     }

@@ -17,7 +17,6 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.conf import get_settings
 from ..engine.stores import alias_for
 from ..engine.stores.states import ATTENTION
 from ..models import IdempotencyKey
@@ -193,7 +192,6 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "needs_attention": key.state in ATTENTION,
             "last_decision": last_decision(key),
             "others": _others(self.get_queryset(request), key.row),
-            "runbook": get_settings().runbook_url,
             "title": f"{key.operation} {key.row.reference}",
             "subtitle": None,
         }

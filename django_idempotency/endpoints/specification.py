@@ -48,10 +48,7 @@ def key_format(options: Options) -> str:
     text = "1 to 255 visible ASCII characters, unique for each operation, such as a UUID"
     if conf.key_validator is is_uuid:
         text = "A UUID"
-    if conf.require_quoted_key:
-        text += ', in double quotes (a string of RFC 9651): "8e03978e-40d5-43dd-bc93-6894a57f9324".'
-    else:
-        text += '. In double quotes (a string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.'
+    text += '. In double quotes (a string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.'
     if conf.key_validator not in (None, is_uuid):
         text += " The server requires a format of its own beyond that."
     return text

@@ -14,7 +14,6 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections, router
 from django.db.models import QuerySet
 
-from ..engine.conf import get_settings
 from ..engine.protocol.error_text import without_controls
 from ..engine.stores import alias_for, store_for
 from ..exceptions import IdempotencyConfigurationError, IdempotencyError
@@ -130,8 +129,7 @@ class DatabasesCommand(IdempotencyCommand):
             what = "databases" if all(schema is None for _, schema in chosen) else "schemas"
             raise CommandError(f"{failed} of {len(chosen) + unreached} {what} failed.")
         if attention:
-            where = get_settings().runbook_url or "the admin"
-            raise CommandError(f"Idempotency keys need attention. See {where}.", returncode=NEED_ATTENTION)
+            raise CommandError("Idempotency keys need attention. See the admin.", returncode=NEED_ATTENTION)
 
     def _places(self, options: dict[str, Any]) -> tuple[list[tuple[str | None, str | None]], int]:
         """Return each alias with its chosen schemas (None is the connection's own), and how many databases failed."""

@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import walk_packages
 from textwrap import dedent
@@ -78,6 +79,7 @@ def pages() -> dict[str, dict[str, Callable[[], str]]]:
         "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
         "monitoring.md": {"signals": signals, "metrics": metrics},
         "problems.md": {"answers": answers},
+        "options.md": {"serves": serves},
     }
 
 
@@ -87,6 +89,29 @@ def updated(page: str, parts: dict[str, Callable[[], str]]) -> str:
     for name, make in parts.items():
         text = with_part(text, name, make().strip())
     return text
+
+
+def whom() -> dict[str, str]:
+    """Whom each option and setting serves: what its docstring says last, from "For" on."""
+    from django_idempotency.engine.conf import options, settings
+
+    (definition,) = ast.parse(inspect.getsource(options.Idempotency)).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {
+        name.target.id: text.value.value
+        for name, text in pairwise(definition.body)
+        if isinstance(name, ast.AnnAssign) and isinstance(name.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+    attributes = (inspect.getdoc(settings.Settings) or "").partition("Attributes:")[2]
+    texts |= {name.upper(): text for name, text in re.findall(r"(?m)^    (\w+): (.*(?:\n {8}.*)*)", attributes)}
+    return {name: " ".join(str(text).split()).rpartition(" For ")[2] for name, text in texts.items()}
+
+
+def serves() -> str:
+    """The options and settings by those whom they serve."""
+    rows = (f"| {text.removesuffix('.')} | `{name}` |" for name, text in whom().items())
+    return "\n".join(["| For | Set |", "|---|---|", *rows])
 
 
 def names() -> str:

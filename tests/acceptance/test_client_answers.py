@@ -35,10 +35,10 @@ CODE = re.compile(r"(?m)^### `([a-z-]+)`\n\n([\d, ]+): ")
 def answers_of_the_server() -> dict[str, str]:
     """The meaning of each problem that the server can answer with, by status and code."""
     told = {}
-    for in_progress, mismatch in ((409, 422), (429, 409)):
-        options = resolve(Idempotency(in_progress_status=in_progress, mismatch_status=mismatch))
+    for mismatch in (422, 409):
+        options = resolve(Idempotency(mismatch_status=mismatch))
         told |= {f"{problem.status} {problem.code}": str(problem.meaning) for problem in every_problem(options)}
-    return told
+    return told | {"429 in-progress": told["409 in-progress"]}  # of a server of 0.4.0, or by its own ERROR_RESPONSE
 
 
 class Scripted:

@@ -18,7 +18,6 @@ from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 
 from django_idempotency import OutcomeUnknown, idempotent
-from django_idempotency.engine.conf import get_settings
 from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.acceptance.pages import ROOT
@@ -191,15 +190,12 @@ def test_the_settings_of_the_example(run: Any, serve: Any, client: Client) -> No
     setting = run("docs/options.md", "settings.py").IDEMPOTENCY
     key = "8c0d5f4e-2f53-4d7b-9a55-0d9b4a3f2f11"
     with override_settings(IDEMPOTENCY=setting):
-        refused = [client.post("/orders/", headers={"X-Request-Key": wrong}) for wrong in (key, '"one"')]
+        refused = client.post("/orders/", headers={"X-Request-Key": '"one"'})
         headers = {"X-Request-Key": f'"{key}"'}
         answers = [client.post("/orders/", headers={**headers, "X-Shop-Token": name}) for name in ("ann", "ann", "ben")]
         headers = {"X-Request-Key": f'"{key}"', "X-Shop-Token": "eve"}
         large = [client.post("/orders/", {"times": 40_000}, headers=headers).status_code for _ in range(2)]
-        assert get_settings().runbook_url == setting["RUNBOOK_URL"]
-    assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [
-        (400, f"{setting['DOCS_URL']}#invalid-key")
-    ] * 2
+    assert (refused.status_code, refused.json()["type"]) == (400, f"{setting['DOCS_URL']}#invalid-key")
     assert [(a.content, a["X-Replayed"]) for a in answers] == [
         (b"ann", "false"),
         (b"ann", "true"),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import clear_url_caches, path
 from django.utils.translation import override
 
 from django_idempotency.endpoints import list_endpoints
+from django_idempotency.engine.conf import resolve
+from django_idempotency.engine.protocol.outcomes import Conflicted, Mismatched
+from django_idempotency.engine.request.problems import problem_of, respond
+from tests.acceptance.reference import DOCS
+from tests.admin_pages import detail, make_key
 from tests.shopapp.models import Order
 
 KEYED = {"headers": {"Idempotency-Key": "one"}, "content_type": "application/json"}
@@ -38,3 +46,39 @@ def test_a_nested_time_stamp_may_differ(run: Any, serve: Any, client: Client) ->
     answers = [client.post("/orders/", body, **KEYED) for body in bodies]
     assert [answer.status_code for answer in answers] == [201, 201, 422]
     assert client.post("/orders/?stamp=3", bodies[0], **KEYED).status_code == 422
+
+
+@pytest.mark.django_db
+def test_bare_keys_are_refused_in_a_few_lines(run: Any, serve: Any, client: Client, settings: Any) -> None:
+    """The client is told why, and a missing key is missing."""
+    cards = run("docs/options.md", "shop/uploads.py")
+    settings.IDEMPOTENCY = {"KEY": run("docs/options.md", "shop/quoted.py").quoted_key}
+    serve(path("chunks/", cards.upload))
+    sent: list[dict[str, str]] = [{}, {"Idempotency-Key": "a"}, {"Idempotency-Key": '"a"'}]
+    answers = [client.put("/chunks/", "a", headers={**headers, "Content-Range": "bytes 0-0/1"}) for headers in sent]
+    assert [answer.status_code for answer in answers] == [400, 400, 201]
+    assert answers[1].json()["detail"].endswith("Put the key in double quotes.")
+    assert Order.objects.count() == 1
+
+
+def test_a_conflict_is_429_in_a_few_lines(run: Any, settings: Any, rf: RequestFactory) -> None:
+    """With `Retry-After`, and nothing else is."""
+    settings.IDEMPOTENCY = {"ERROR_RESPONSE": run("docs/options.md", "shop/busy.py").too_many}
+    busy, other = (respond(rf.post("/"), problem_of(outcome, resolve())) for outcome in (Conflicted(), Mismatched()))
+    assert (busy.status_code, busy["Retry-After"], json.loads(busy.content)["code"]) == (429, "1", "in-progress")
+    assert other.status_code == 422
+
+
+@pytest.mark.django_db
+def test_a_template_links_to_the_runbook(settings: Any, tmp_path: Path, admin_client: Client) -> None:
+    """It extends the package's of the same name."""
+    (text,) = re.findall(
+        r"```html\+django\n(\{# templates/(\S+) #\}.*?)```", (DOCS / "options.md").read_text(), re.DOTALL
+    )
+    template = tmp_path / text[1]
+    template.parent.mkdir(parents=True)
+    template.write_text(text[0])
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    page = admin_client.get(detail(make_key())).content.decode()
+    assert page.count('<a href="https://wiki.shop.example/keys">Runbook</a>') == 1
+    assert 'id="idempotency-story"' in page

@@ -10,7 +10,7 @@ import pytest
 
 from django_idempotency.engine.conf.options import NOT_FINAL, OPTION_NAMES, defaults
 from django_idempotency.engine.conf.settings import SETTING_NAMES, Settings
-from tests.acceptance.reference import DOCS, pages, updated
+from tests.acceptance.reference import DOCS, pages, updated, whom
 
 
 @pytest.mark.parametrize("page", pages())
@@ -28,6 +28,14 @@ def test_what_is_made_of_the_code_is_up_to_date(page: str) -> None:
         pytest.importorskip(module)
 
     assert (DOCS / page).read_text() == updated(page, pages()[page])
+
+
+def test_each_option_and_setting_says_whom_it_serves() -> None:
+    """In one line. What serves nobody goes."""
+    known = {*OPTION_NAMES, *SETTING_NAMES} - {name.upper() for name in OPTION_NAMES}
+    said = whom()
+    assert said.keys() == known
+    assert {name for name, text in said.items() if not re.fullmatch(r"(?:[a-z]|API|RDS)[^.]{4,100}\.", text)} == set()
 
 
 def test_every_setting_is_described():

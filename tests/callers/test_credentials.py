@@ -372,14 +372,6 @@ def test_a_publishable_key_identifies_no_caller(
     assert scope(rf, Cookie="sessionid=a", **secret) == scope(rf, **secret)
 
 
-def test_a_project_names_its_publishable_keys(rf: RequestFactory, settings: Any) -> None:
-    """The package cannot know them. Those of the default are not added."""
-    settings.IDEMPOTENCY = {"PUBLISHABLE_KEYS": ["shop-front-"]}
-    fronts = {scope(rf, Cookie=f"sessionid={name}", **{"X-Api-Key": "shop-front-1"}) for name in "ab"}
-    partners = {scope(rf, Cookie=f"sessionid={name}", **{"X-Api-Key": "pk_live_1"}) for name in "ab"}
-    assert (len(fronts), len(partners)) == (2, 1)
-
-
 # --- caller_scope
 
 

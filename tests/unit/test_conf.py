@@ -33,7 +33,7 @@ from tests.at_rest import OLD
         *(("wait", v) for v in (-1, "x", None)),
         *(("required", v) for v in (None, 1, "yes")),
         *(("methods", v) for v in ("POST", (), ("post",), ("GET", "POST"), 5, (1,))),
-        *(("in_progress_status", v) for v in (200, 102, "409")),
+        *(("in_progress_status", v) for v in (200, 102, "409", 429)),
         ("mismatch_status", 400),
         *(("lease", v) for v in (0, -1, "2m", True, timedelta(0))),
         *(("on_abandoned", v) for v in ("held", None)),
@@ -235,7 +235,10 @@ def test_the_default_repeats_only_what_can_be_recognized() -> None:
         ({"ENCRYPTION_KEYS": [None]}, "IDEMPOTENCY['ENCRYPTION_KEYS']: entry 1 is not a Fernet key."),
         ({"HARMLESS_DECORATORS": "shop.traced"}, "must be a list or a tuple."),
         ({"NAMESPACE": None}, "IDEMPOTENCY['NAMESPACE']=None: must be of type str."),
-        ({"RUNBOOK_URL": 5}, "IDEMPOTENCY['RUNBOOK_URL']=5: must be of type str."),
+        ({"DOCS_URL": 5}, "IDEMPOTENCY['DOCS_URL']=5: must be of type str."),
+        ({"RUNBOOK_URL": None}, "the IDEMPOTENCY setting 'RUNBOOK_URL' no longer exists. Extend the admin's template"),
+        ({"require_quoted_key": True}, "'REQUIRE_QUOTED_KEY' no longer exists. Set KEY to a function that refuses"),
+        ({"PUBLISHABLE_KEYS": []}, "'PUBLISHABLE_KEYS' no longer exists. Leave the header of such a key out of CREDE"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: Any, value: Any, message: str) -> None:

@@ -52,14 +52,6 @@ def test_c1_anything_else_is_refused(field: str) -> None:
         parse_header(field)
 
 
-@pytest.mark.parametrize("field", ["abc", "42", ""])
-def test_c1_the_quoted_form_can_be_demanded(field: str) -> None:
-    """Bare keys are refused then."""
-    with pytest.raises(InvalidKey, match=r'It must be a quoted string such as "8e|It is empty'):
-        parse_header(field, require_quoted=True)
-    assert parse_header('"abc"', require_quoted=True) == "abc"
-
-
 @given(st.text())
 def test_it_returns_a_key_or_raises_invalid_key(field: str) -> None:
     """No other exception, and nothing but visible ASCII."""

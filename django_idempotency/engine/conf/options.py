@@ -37,6 +37,11 @@ COMPARED = check.must(
     ),
 )
 
+POLLED = check.must(
+    "must be 409 or, with a lease, 202. ERROR_RESPONSE can answer with another status.",
+    lambda value: type(value) is int and value in (409, 202),
+)
+
 
 OnAbandoned = Literal["retry-keyed", "retry", "hold"]
 LEASED_TTL = timedelta(days=35)
@@ -65,25 +70,31 @@ class Idempotency:
     """
 
     ttl: timedelta | float = option(timedelta(hours=24), check.duration(1), leased=LEASED_TTL)
-    """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 35 days with a lease."""
+    """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 35 days with a lease. For
+    clients that retry after more than a day, and responses that must go sooner.
+    """
     required: bool = option(True, check.YES_OR_NO)
-    """With True, a request without a key is answered with 400. With False, its view runs unprotected."""
+    """With True, a request without a key is answered with 400. With False, its view runs unprotected. For endpoints
+    whose older clients send no key.
+    """
     methods: Collection[str] = option(("POST", "PATCH"), check.METHODS)
-    """The HTTP methods that are protected. Others pass through."""
+    """The HTTP methods that are protected. Others pass through. For endpoints that change something by PUT or DELETE.
+    """
     wait: timedelta | float = option(0, check.duration(0))
     """How long a duplicate of a running request waits for that request's result. After that, it gets the conflict
-    response.
+    response. For clients that cannot repeat a request after a conflict, such as browsers.
     """
-    in_progress_status: Literal[202, 409, 429] = option(
-        409, check.one_of(409, 429, 202), atomic=(409, 429), elsewhere=(409, 429)
-    )
-    """The status for a duplicate of a running request: 409 or 429. With a lease, it can also be 202, with the
-    `Location` of a status page."""
+    in_progress_status: Literal[202, 409] = option(409, POLLED, atomic=(409,), elsewhere=(409,))
+    """The status for a duplicate of a running request: 409 or, with a lease, 202, with the
+    `Location` of a status page. For work that takes minutes, whose clients poll a page.
+    """
     mismatch_status: Literal[409, 422] = option(422, check.one_of(422, 409))
-    """The status for a key that is used again with a different payload: 422 or 409."""
+    """The status for a key that is used again with a different payload: 422 or 409. For APIs whose specification
+    demands 409.
+    """
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
     """With None, the view runs in one transaction. A duration selects leased mode, for views with external calls: a
-    dead worker's claim expires after that time.
+    dead worker's claim expires after that time. For views that call another system, such as a payment gateway.
     """
     on_abandoned: OnAbandoned = option(
         "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
@@ -91,53 +102,70 @@ class Idempotency:
     """Whether an external call is repeated if the outcome of an earlier attempt is unknown. "retry-keyed" repeats it
     only if each attempt asked for its derived key first, and the other system still remembers that key (see
     `DERIVED_KEYS_LAST`). Otherwise, the client's key waits for `reconcile` or a person. "retry" always repeats the
-    call, and "hold" never does.
+    call, and "hold" never does. For gateways that ignore keys, and calls that may be repeated.
     """
     backend: str | None = option(None, check.or_none(check.NAME))
     """A name in `BACKENDS`, for a view that writes nothing to the project's databases. Its keys are kept in that store,
-    for example in Redis, and it runs at least once. Needs `lease`.
+    for example in Redis, and it runs at least once. Needs `lease`. For views that publish or forward, and write nothing
+    to the database.
     """
     reconcile: Callable[[Any], Any] | None = option(
         None, check.or_none(check.CALLABLE), atomic=(None,), elsewhere=(None,)
     )
-    """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`.
-    It returns the final response, or None to run the view again. `operation.request` is the request, or None if
-    `recover_idempotency_keys` calls it.
+    """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`. It
+    returns the final response, or None to run the view again. `operation.request` is the request, or None if
+    `recover_idempotency_keys` calls it. For gateways that can be asked what became of a call.
     """
     scope: Callable[[Any], str] | None = option(None, check.or_none(check.called))
-    """`callable(request) -> str`, which identifies the caller."""
+    """`callable(request) -> str`, which identifies the caller. For tenants, and callers whom the default cannot tell
+    apart.
+    """
     anonymous: Literal["shared", "refuse"] = option("shared", check.one_of("shared", "refuse"))
-    """Whether callers without any credential share one scope ("shared") or are refused ("refuse")."""
+    """Whether callers without any credential share one scope ("shared") or are refused ("refuse"). For endpoints that
+    must not answer callers whom nothing identifies.
+    """
     operation: str | None = option(None, check.or_none(check.NAME))
-    """The name of the operation. Default: method and route."""
+    """The name of the operation. Default: method and route. For routes that are renamed or translated, and keys that
+    `reconcile` settles.
+    """
     key: Callable[[Any], str | None] | None = option(None, check.or_none(check.called))
-    """`callable(request) -> str | None` that reads the key. Default: the header."""
+    """`callable(request) -> str | None` that reads the key. Default: the header. For webhooks and forms, which cannot
+    set the header.
+    """
     late_keys: Literal["run", "refuse"] = option("run", check.one_of("run", "refuse"))
     """With "refuse", keys must be version 7 UUIDs, and a key without a stored result is refused if it is older than
-    `ttl` or dated more than five minutes ahead.
+    `ttl` or dated more than five minutes ahead. For payments that must never run again, however late the retry is.
     """
     fingerprint: Callable[[Any], bytes] | tuple[str, ...] | Literal["request"] | None = option("request", COMPARED)
     """What a retry must repeat besides the request's target. The target is the method and the path or, with
     `operation`, the method and the URL's arguments. Default: query string, content type and body. With a tuple of
     names, only these fields of the body are compared. `callable(request) -> bytes` returns the bytes to compare in
-    place of the body. With None, only the target is compared.
+    place of the body. With None, only the target is compared. For clients that change something in each retry, and
+    bodies that cannot be compared.
     """
     record: Callable[[Any], bool] | Literal["success"] = option(is_final, recorded)
     """`callable(response) -> bool`: is this response final? "success" keeps responses with a status below 400, and
-    rolls the view back after any other response.
+    rolls the view back after any other response. For senders that repeat after any error, and views whose errors are
+    final.
     """
     may_replay: Callable[..., bool] | None = option(None, check.or_none(check.CALLABLE))
-    """`callable(request, …) -> bool`, called before a replay. If it returns False, the answer is 403."""
+    """`callable(request, …) -> bool`, called before a replay. If it returns False, the answer is 403. For responses
+    that their caller may no longer see at the time of a retry.
+    """
     store_body: bool = option(True, check.YES_OR_NO)
     """With False, a tombstone is stored instead of the response. A streaming response is refused otherwise, because the
-    work in its body would not be protected.
+    work in its body would not be protected. For responses that hold a secret, and streams.
     """
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
-    """For a larger response, or a file, a tombstone is stored."""
+    """For a larger response, or a file, a tombstone is stored. For views with large responses."""
     using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
-    """The alias of the database that the business write goes to. Default: the key table's write alias."""
+    """The alias of the database that the business write goes to. Default: the key table's write alias. For projects
+    with several databases.
+    """
     observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
-    """With True, every request runs, and the package only logs which ones it would have refused or replayed."""
+    """With True, every request runs, and the package only logs which ones it would have refused or replayed. For
+    endpoints in use, before they are protected.
+    """
 
     if not TYPE_CHECKING:  # without __new__, the error for an unknown option would not list the known ones
 
@@ -344,7 +372,7 @@ class Keywords(OnceKeywords, total=False):
 
     required: bool
     methods: Collection[str]
-    in_progress_status: Literal[202, 409, 429]
+    in_progress_status: Literal[202, 409]
     mismatch_status: Literal[409, 422]
     scope: Callable[[Any], str] | None
     anonymous: Literal["shared", "refuse"]

@@ -27,30 +27,37 @@ class Settings:
     """The values of the `IDEMPOTENCY` setting; `options` holds the project's default options.
 
     Attributes:
-        header: the request header that carries the key.
-        replayed_header: the response header that says whether the response is a replay: "true" or "false".
-        docs_url: the project's page about its keys, to which error responses link in `type` and `Link`.
+        header: the request header that carries the key. For APIs whose clients send the key in another header.
+        replayed_header: the response header that says whether the response is a replay: "true" or "false". For APIs
+            whose specification names another header.
+        docs_url: the project's page about its keys, to which error responses link in `type` and `Link`. For APIs with
+            documentation for their clients.
         key_validator: `callable(key) -> bool`. If it returns False or raises a ValidationError, the request gets 400.
-        credential_headers: request headers that identify a caller without a user. All those that a request carries
-            are used together.
-        publishable_keys: prefixes of credentials that every visitor's browser sends, so that they identify no caller.
-        harmless_decorators: decorators that decide nothing about the caller, and may go below the protection.
-        error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error responses.
-        require_quoted_key: accept only the draft's quoted form, not bare keys.
-        store_cookies: also store and replay `Set-Cookie`. The table then contains credentials.
+            For APIs that demand UUIDs, or a format of their own.
+        credential_headers: request headers that identify a caller without a user. All those that a request carries are
+            used together. For APIs with a credential in a header of their own.
+        harmless_decorators: decorators that decide nothing about the caller, and may go below the protection. For
+            projects whose own decorators stand below the protection.
+        error_response: `callable(request, problem) -> HttpResponse`, which makes the project's own error responses. For
+            APIs with an error format of their own.
+        store_cookies: also store and replay `Set-Cookie`. The table then contains credentials. For views whose cookies
+            a retry must get again.
         encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; any of them can
-            decrypt this data.
-        runbook_url: the project's runbook, to which the admin links beside each key that needs attention.
+            decrypt this data. For responses that nobody may read in a dump of the database.
         derived_keys_last: how long the systems that you call remember a derived key. With "retry-keyed", a call in
-            doubt that was first started longer ago is not repeated.
-        namespace: a part of each derived key, so that deployments that share one gateway account derive
-            different keys. If it changes, calls in doubt are made twice.
+            doubt that was first started longer ago is not repeated. For gateways that remember keys for more or less
+            than a day.
+        namespace: a part of each derived key, so that deployments that share one gateway account derive different keys.
+            If it changes, calls in doubt are made twice. For deployments that share one account at a gateway.
         prepared_statements: False sends each claim to PostgreSQL as SQL text, for proxies that reserve a connection for
-            a client that prepares statements.
+            a client that prepares statements. For RDS Proxy, and proxies like it.
         backends: stores for keys outside the database, each under a name for the `backend` option. Each is a dict with
-            BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class.
-        enabled: False lets every request pass through. Use it in tests, never in production.
-        paused: with True, or a callable() that returns True, every request to a protected endpoint gets 503.
+            BACKEND, the dotted path of a `KeyValueBackend`, and OPTIONS, the arguments of that class. For projects that
+            set `backend` somewhere.
+        enabled: False lets every request pass through. Use it in tests, never in production. For tests that are about
+            something else.
+        paused: with True, or a callable() that returns True, every request to a protected endpoint gets 503. For
+            operators, during a restore or a migration of the key table.
     """
 
     header: str = setting("Idempotency-Key", check.of_type(str))
@@ -58,13 +65,10 @@ class Settings:
     docs_url: str | None = setting(None, check.or_none(check.of_type(str)))
     key_validator: Callable[[str], Any] | None = setting(None, check.or_none(check.called))
     credential_headers: tuple[str, ...] = setting(SENT_CREDENTIALS, check.SEVERAL)
-    publishable_keys: tuple[str, ...] = setting(("pk_live_", "pk_test_", "sb_publishable_"), check.SEVERAL)
     harmless_decorators: tuple[str, ...] = setting((), check.SEVERAL)
     error_response: Callable[[Any, Any], Any] | None = setting(None, check.or_none(check.called))
-    require_quoted_key: bool = setting(False, check.of_type(bool))
     store_cookies: bool = setting(False, check.of_type(bool))
     encryption_keys: tuple[str, ...] | None = setting(None, check.or_none(check.encryption_keys), secret=True)
-    runbook_url: str | None = setting(None, check.or_none(check.of_type(str)))
     derived_keys_last: timedelta | float = setting(timedelta(hours=23), check.duration(0))
     namespace: str = setting("", check.of_type(str))
     prepared_statements: bool = setting(True, check.of_type(bool))
@@ -92,6 +96,14 @@ _SETTINGS = declared(Settings)
 SETTING_NAMES = tuple(name.upper() for name in (*_SETTINGS, *OPTION_NAMES))
 
 
+REMOVED = {
+    "publishable_keys": "Leave the header of such a key out of CREDENTIAL_HEADERS, or pass scope=callable(request).",
+    "require_quoted_key": "Set KEY to a function that refuses bare keys: see docs/options.md.",
+    "runbook_url": "Extend the admin's template: see docs/options.md.",
+}
+"""What replaces the settings of 0.4.0 that are gone, by name."""
+
+
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """Return the values of the `IDEMPOTENCY` setting, whose names may be in upper or lower case."""
@@ -102,6 +114,8 @@ def get_settings() -> Settings:
     options: dict[str, Any] = {}
     for given, written in raw.items():
         name = str(given).lower()
+        if (advice := REMOVED.get(name)) is not None:
+            raise IdempotencyConfigurationError(f"the IDEMPOTENCY setting {name.upper()!r} no longer exists. {advice}")
         refuse_unknown("IDEMPOTENCY setting", name.upper(), SETTING_NAMES)
         if name == "operation":
             raise IdempotencyConfigurationError(

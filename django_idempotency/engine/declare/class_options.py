@@ -27,6 +27,7 @@ from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
 from .wrappers import dotted_name, innermost
 
+Handler = Callable[..., Any]
 Declared = Idempotency | Mapping[str, Any] | None
 """What `idempotency` can be. None leaves the class unprotected."""
 HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
@@ -143,24 +144,22 @@ class IdempotencyMixin:
             unprotected(dotted_name(type(self)), f"its dispatch() answers a {method} without calling the handler")
 
     @contextmanager
-    def _bare(self, bare: Mapping[str, Any]) -> Iterator[None]:
-        """Take the protection off while a handler runs, because it may call another, as ProcessFormView.put() does.
+    def _handling(self, bare: Mapping[str, Any], handler: Handler, request: Any) -> Iterator[tuple[Any, Handler]]:
+        """Yield the handler's options, or None, and its protected form.
 
+        The protection is off while a handler runs, because it may call another, as ProcessFormView.put() does.
         Afterwards, it is put back for a `dispatch` below the mixin that calls the handler again, such as after a
         deadlock.
         """
         vars(self)[CALLED] = True
         wrapped = {verb: vars(self)[verb] for verb in bare}
         vars(self).update(bare)
+        method = request.method.upper()
         try:
-            yield
+            options = None if method in SAFE_METHODS else self.options_for(handler, method)
+            yield options, handler if options is None else protected_form(handler, partial(call_of, options))
         finally:
             vars(self).update(wrapped)
-
-    def _form_of(self, handler: Callable[..., Any], request: Any) -> tuple[Options | None, Callable[..., Any]]:
-        method = request.method.upper()
-        options = None if method in SAFE_METHODS else self.options_for(handler, method)
-        return options, handler if options is None else protected_form(handler, partial(call_of, options))
 
     def get_idempotency_options(self) -> Declared:
         """Return the options declared for this request, or None if it is not protected.
@@ -181,7 +180,7 @@ class IdempotencyMixin:
         # The REST framework sets `action` only in initialize_request().
         return str(getattr(self, "action", None) or actions.get(verb, verb))
 
-    def options_for(self, handler: Callable[..., Any], method: str) -> Options | None:
+    def options_for(self, handler: Handler, method: str) -> Options | None:
         """Return the options of this handler, or None if the current request is not protected."""
         given = checked(self.get_idempotency_options())
         if given is None:
@@ -211,30 +210,16 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _protected(
-    view: IdempotencyMixin,
-    bare: Mapping[str, Any],
-    handler: Callable[..., Any],
-    /,
-    request: Any,
-    *args: Any,
-    **kwargs: Any,
+    view: IdempotencyMixin, bare: Mapping[str, Any], handler: Handler, /, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    with view._bare(bare):
-        options, form = view._form_of(handler, request)
+    with view._handling(bare, handler, request) as (options, form):
         return atomically(as_django_would(request, options), partial(form, request, *args, **kwargs))
 
 
 async def _awaited(
-    view: IdempotencyMixin,
-    bare: Mapping[str, Any],
-    handler: Callable[..., Any],
-    /,
-    request: Any,
-    *args: Any,
-    **kwargs: Any,
+    view: IdempotencyMixin, bare: Mapping[str, Any], handler: Handler, /, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    with view._bare(bare):
-        options, form = view._form_of(handler, request)
+    with view._handling(bare, handler, request) as (options, form):
         # It runs after dispatch() has returned, so the transaction must wrap the handler.
         return await awaited_as_django_would(request, options, form, request, *args, **kwargs)
 

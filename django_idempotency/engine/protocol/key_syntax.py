@@ -41,7 +41,7 @@ def gettext_noop(sentence: str) -> str:
     return sentence
 
 
-def parse_header(value: str, *, require_quoted: bool = False) -> str:
+def parse_header(value: str) -> str:
     """Return the key in a header's value, or raise `InvalidKey`.
 
     A key in double quotes is a string as defined in RFC 9651, and any parameters after it are ignored. Stripe and
@@ -49,9 +49,8 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
 
     Args:
         value: the header's value as Django received it.
-        require_quoted: whether to reject a key without quotes.
     """
-    if _BARE_KEY.fullmatch(value) and not require_quoted:
+    if _BARE_KEY.fullmatch(value):
         return value  # nearly all keys have only letters, digits, hyphens and underscores
     text = value.strip(" \t")
     if text.startswith('"'):
@@ -60,8 +59,6 @@ def parse_header(value: str, *, require_quoted: bool = False) -> str:
                 gettext_noop('It is not one quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".')
             )
         return check_key(re.sub(r"\\(.)", r"\1", match["string"][1:-1]))
-    if require_quoted and text:
-        raise InvalidKey(gettext_noop('It must be a quoted string such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'))
     if not _NEVER_IN_A_BARE_KEY.isdisjoint(text):
         raise InvalidKey(gettext_noop("Put the key in double quotes, and send the header once."))
     if text.startswith(_OTHER_STRUCTURED_TYPES):

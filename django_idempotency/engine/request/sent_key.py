@@ -26,7 +26,7 @@ def read_key(request: Any, options: Options) -> str | None:
     key: str | None
     if options.key is None:
         field = request.META.get(meta_name(conf.header))
-        key = None if field is None else parse_header(field, require_quoted=conf.require_quoted_key)
+        key = None if field is None else parse_header(field)
     elif (key := options.key(request)) is not None:
         if not isinstance(key, str):
             raise IdempotencyConfigurationError(f"key={options.key!r} returned {key!r}; return a str or None.")

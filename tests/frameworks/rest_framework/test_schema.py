@@ -36,7 +36,7 @@ class OrderViewSet(IdempotencyMixin, ModelViewSet):
     idempotency = Idempotency(ttl=3600)
     idempotency_actions = {"partial_update": None}
 
-    @action(detail=False, methods=["post"], idempotency=Idempotency(required=False, in_progress_status=429))
+    @action(detail=False, methods=["post"], idempotency=Idempotency(required=False, mismatch_status=409))
     def optional(self, request: Any) -> Response: ...
 
     @action(detail=False, methods=["post", "put"], idempotency={"methods": ["PUT"], "mismatch_status": 409})
@@ -182,13 +182,13 @@ def test_what_is_not_protected_is_as_without_us(path: str, method: str) -> None:
 
 
 def test_options_of_an_action() -> None:
-    """Not required, and another status."""
+    """Not required, and one status for two errors."""
     found = operation("/orders/optional/")
     assert "required" not in (header(found) or {})
     assert found["responses"]["200"]["headers"][REPLAYED]["required"] is False
     assert "is missing" not in found["responses"]["400"]["description"]
-    assert list(found["responses"]) == ["200", "400", "409", "422", "429", "503"]
-    assert list(found["responses"]["429"]["headers"]) == [REPLAYED, "Retry-After"]
+    assert list(found["responses"]) == ["200", "400", "409", "503"]
+    assert list(found["responses"]["409"]["headers"]) == [REPLAYED, "Retry-After"]
 
 
 def test_a_function_under_api_view() -> None:
