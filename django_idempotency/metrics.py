@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any
@@ -40,6 +41,7 @@ from .engine.conf import get_settings, resolve
 from .engine.stores import alias_for, store_for
 from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .exceptions import IdempotencyConfigurationError
+from .limits import is_limit
 from .maintenance import running_transactions
 from .maintenance.lookups import WAITS_SINCE
 from .maintenance.renamed import unknown_operations
@@ -144,8 +146,8 @@ class KeyCollector:
     def _ask(self, alias: str) -> None:
         opened_before = connections[alias].connection
         try:
-            with store_for(alias).reading(self.timeout):
-                self._read[alias] = time.monotonic(), _values(alias)
+            values = store_for(alias).read(self.timeout, partial(_values, alias))
+            self._read[alias] = time.monotonic(), values
             self._failed.discard(alias)
         except Error:
             self._failed.add(alias)
@@ -214,7 +216,9 @@ def _values(alias: str) -> dict[str, float]:
             values["oldest_atomic_in_flight_seconds"] = max(ages, default=0)
     try:  # last, because an error in the project's query ends this transaction
         values["paused"] = float(get_settings().pauses())
-    except Exception:
+    except Exception as error:
+        if is_limit(error):
+            raise
         logger.exception("IDEMPOTENCY['PAUSED'] failed: it is unknown whether requests are paused.")
     return values
 

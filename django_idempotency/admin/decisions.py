@@ -23,6 +23,7 @@ from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..engine.stores.transactions import atomically
 from ..exceptions import IdempotencyConfigurationError, NotDecryptable, NotResolvable
 from ..maintenance.earlier import earlier_results
 from ..maintenance.recovery import ask
@@ -134,11 +135,15 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
     decide, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
+
+    def carry_out(key: Shown) -> None:
+        decide(key.row, *needed, by=request.user.get_username(), **said)
+        model_admin.log_change(request, key.row, done)
+
     for key in keys:
         try:
-            with suppress(NotResolvable), transaction.atomic(using=key.row._state.db):
-                decide(key.row, *needed, by=request.user.get_username(), **said)
-                model_admin.log_change(request, key.row, done)
+            with suppress(NotResolvable):
+                atomically(key.row._state.db, partial(carry_out, key))
                 resolved += 1
         except NotDecryptable as error:  # continue with the next key
             model_admin.message_user(request, str(error), messages.ERROR)

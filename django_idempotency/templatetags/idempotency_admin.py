@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from django import template
-from django.db import transaction
 from django.templatetags.static import static
 from django.urls import NoReverseMatch, reverse
 
 from ..engine.conf import get_settings
 from ..engine.stores import alias_for
+from ..engine.stores.transactions import atomically
+from ..limits import is_limit
 from ..models import IdempotencyKey
 
 register = template.Library()
@@ -42,9 +44,11 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     page = {"address": address, "styles": _styles(), "paused": _paused()}
     try:
         keys = model_admin.get_queryset(request)
-        with transaction.atomic(using=keys.db):  # an error must not break the page's transaction
-            return page | {"headline": headline(model_admin, request, keys)}
-    except Exception:  # the page is Django's, and must not break
+        # An error must not break the page's transaction.
+        return page | {"headline": atomically(keys.db, partial(headline, model_admin, request, keys))}
+    except Exception as error:  # the page is Django's, and must not break
+        if is_limit(error):
+            raise
         logger.exception("The admin's index page could not count the keys that need attention.")
         return page
 
@@ -55,9 +59,10 @@ def _paused() -> bool:
     if not callable(conf.paused):
         return conf.paused
     try:
-        with transaction.atomic(using=alias_for(None)):  # an error must not break the page's transaction
-            return conf.pauses()
-    except Exception:
+        return atomically(alias_for(None), conf.pauses)  # an error must not break the page's transaction
+    except Exception as error:
+        if is_limit(error):
+            raise
         logger.exception("IDEMPOTENCY['PAUSED'] failed: it is unknown whether requests are paused.")
         return False
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 from django.db.transaction import TransactionManagementError
+from django.test import override_settings
 
 from django_idempotency import Operation, TransactionBroken, run_once
 from django_idempotency.engine.stores.transactions import atomically
@@ -66,6 +67,12 @@ def pass_through(key: str) -> None:
     atomically("default", partial(create, key))
 
 
+def place_unprotected(key: str) -> None:
+    """While protection is off, the transaction is the package's, too."""
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        place(key)
+
+
 def alone(strike: Callable[[], bool]) -> bool:
     return strike()
 
@@ -93,7 +100,7 @@ def with_autocommit_off(strike: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize(
     ("act", "around"),
     [
-        *((act, alone) for act in (place, place_or_raise, place_or_give_up, write, pass_through)),
+        *((act, alone) for act in (place, place_or_raise, place_or_give_up, write, pass_through, place_unprotected)),
         *((place, around) for around in (in_callers, with_autocommit_off)),
     ],
 )
@@ -129,6 +136,7 @@ def test_later_operations_are_committed(
     elif act not in (
         place_or_give_up,
         pass_through,
+        place_unprotected,
     ):  # which have an answer without an order, or an order without a key
         assert orders.keys() == keys.difference(acknowledged)
     assert len(acknowledged) > 20 * LATER

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from django.db import ProgrammingError, connection, connections, transaction
 from django.http import HttpResponse
+from django.test import Client
+from django.urls import reverse
 
 from django_idempotency import Operation, ResultLost, ResultNotStorable, run_once
+from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.backends.dynamodb import DynamoDBBackend
 from django_idempotency.backends.redis import RedisBackend
@@ -25,8 +28,10 @@ from django_idempotency.engine.stores import store_for
 from django_idempotency.limits import is_limit
 from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.maintenance.decisions import decisions_of
+from django_idempotency.metrics import KeyCollector
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
+from django_idempotency.templatetags.idempotency_admin import _paused
 from tests.backends import CREDENTIALS, FaultyBackend
 from tests.elsewhere import RUNS, events, faulty_backend, posting, publish  # noqa: F401 (a fixture)
 from tests.heard import heard
@@ -248,6 +253,19 @@ def test_a_limit_ends_a_recovery(post: Callable[..., Any]) -> None:
         "failed",
         "reconcile has recorded charge, and interrupted by tests.strikes.Limit",
     )
+
+
+@pytest.mark.parametrize("shown", [lambda: KeyCollector().collect(), _paused], ids=["gauge", "page"])
+def test_a_limit_while_a_page_shows_the_pause_is_raised(shown: Callable[[], Any], settings: Any) -> None:
+    settings.IDEMPOTENCY = {"PAUSED": strike}
+    with pytest.raises(Limit):
+        shown()
+
+
+def test_a_limit_while_the_index_page_counts_is_raised(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IdempotencyKeyAdmin, "get_queryset", lambda *_: strike())
+    with pytest.raises(Limit):
+        admin_client.get(reverse("admin:index"))
 
 
 def test_a_limit_while_a_request_is_observed_is_raised() -> None:

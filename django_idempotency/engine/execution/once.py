@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
-
-from django.db import transaction
 
 from ... import exceptions
 from ...exceptions import IdempotencyConfigurationError
@@ -28,6 +25,7 @@ from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Finished, Snapshot, Verdict
 from ..stores import alias_of, alias_unless_elsewhere
+from ..stores.transactions import atomically
 from .atomic import run_atomically
 from .bridge import in_thread, synchronous
 from .claiming import claim_request, reached
@@ -236,13 +234,16 @@ def _unprotected(function: _Function, options: Options, identity: Identity) -> R
         operation._journal.refuse_transactions("a leased view")
     elif options.backend is not None:
         refuse_transactions(options.backend)
-    with transaction.atomic(using=alias_of(options)) if options.mode == "atomic" else nullcontext():
+
+    def run() -> Result[Any]:
         value = function.called(operation)
         try:
             value = as_kept(value, encode(value))
         except exceptions.ResultNotStorable as error:
             tell_handed_on(identity.operation, error)
-    return Result(value, replayed=False)
+        return Result(value, replayed=False)
+
+    return atomically(alias_of(options) if options.mode == "atomic" else None, run)
 
 
 @dataclass(frozen=True, slots=True)

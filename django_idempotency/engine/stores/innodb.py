@@ -6,7 +6,7 @@ Most statements fail with an error code instead of waiting for a lock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +17,7 @@ from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Conflicted, Known
 from ..protocol.stored_key import StoredKey
 from .queries import values_of
 from .server_checks import check_engines
-from .store import KeyLocked, Store
+from .store import KeyLocked, Store, T
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -85,18 +85,22 @@ class InnoDBStore(Store):
         """Whether transactions run under READ COMMITTED, where a SELECT for a missing key locks nothing."""
         return self._isolation == "read committed"
 
-    @contextmanager
-    def reading(self, seconds: float) -> Iterator[None]:
+    def read(self, seconds: float, work: Callable[[], T]) -> T:
         # The second variable limits the wait for a table that DDL or LOCK TABLES holds.
         limits = {self.statement_limit[0]: seconds * self.statement_limit[1], "lock_wait_timeout": math.ceil(seconds)}
         before = self._fetch(f"SELECT {', '.join(f'@@SESSION.{name}' for name in limits)}")
         change = f"SET {', '.join(f'SESSION {name} = %({name})s' for name in limits)}"
-        self._execute(change, limits)
         try:
-            yield
-        finally:
-            with suppress(Error):  # a connection that has ended took its variables with it
-                self._execute(change, dict(zip(limits, before, strict=True)))
+            try:
+                self._execute(change, limits)
+                return work()
+            finally:
+                with suppress(Error):  # a connection that has ended took its variables with it
+                    self._execute(change, dict(zip(limits, before, strict=True)))
+        except BaseException as error:
+            if not isinstance(error, Error) and not self.connection.in_atomic_block:
+                self.connection.close()  # the exception may have struck before the variables were restored
+            raise
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":

@@ -8,8 +8,7 @@ one row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,8 @@ from . import messages
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
 from .queries import Values, as_stored_key, values_of, values_of_claim
 from .server_checks import check_distribution, rows_of
-from .store import LONG_AGO, KeyLocked, RunningTransaction, Store, claim_lost, new_claim
+from .store import LONG_AGO, KeyLocked, RunningTransaction, Store, T, claim_lost, new_claim
+from .transactions import atomically
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -170,13 +170,15 @@ class PostgreSQLStore(Store):
             release=checked.format(self._sql.release),
         )
 
-    @contextmanager
-    def reading(self, seconds: float) -> Iterator[None]:
-        # The rollback restores the timeout, also behind a pooler and within an outer transaction.
-        with transaction.atomic(using=self.alias):
+    def read(self, seconds: float, work: Callable[[], T]) -> T:
+        def run() -> T:
             self._execute("SELECT set_config('statement_timeout', %(ms)s, true)", {"ms": str(int(seconds * 1000))})
-            yield
+            found = work()
+            # The rollback restores the timeout, also behind a pooler and within an outer transaction.
             transaction.set_rollback(True, using=self.alias)
+            return found
+
+        return atomically(self.alias, run)
 
     def explain(self, error: Error) -> None:
         if self.code(error) == OUT_OF_SHARED_MEMORY:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.db.models import BooleanField, ExpressionWrapper, F
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..protocol.outcomes import Resource, Snapshot
 
+T = TypeVar("T")
 EMPTIED = ("status_code", "headers", "body", "completed_at", "resource_type", "resource_id", "decisions")
 """The columns that a takeover of an expired key sets to NULL."""
 REFERENCE = ("id", "key_hash", "scope_hash")
@@ -256,13 +256,12 @@ class Store(ABC):
         gone = json.dumps([dict(zip("iks", key[:3], strict=True)) for key in keys])
         return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
 
-    @contextmanager
-    def reading(self, seconds: float) -> Iterator[None]:
-        """Let each statement inside read for at most `seconds`, including its wait for locks.
+    def read(self, seconds: float, work: Callable[[], T]) -> T:
+        """Do the work, each of whose statements reads for at most `seconds`, including its wait for locks.
 
         SQLite's readers wait only as long as the connection's `timeout`.
         """
-        yield
+        return work()
 
     def running(self) -> list[RunningTransaction] | None:
         """Return the open transactions that hold atomic-mode keys, oldest first, or None if the store can't tell."""

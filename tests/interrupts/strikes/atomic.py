@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import AnonymousUser
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import RequestFactory
 
-from django_idempotency import arun_once, idempotent, run_once
+from django_idempotency import arun_once, run_once
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.exceptions import OperationInProgress
 from tests.interrupts.strikes import books
@@ -167,70 +163,11 @@ def all_or_nothing(key: str, run: Run) -> Problems:
         yield f"acknowledged, and there are {number} orders"
 
 
-# --- views
-
-
-def request(key: str) -> HttpRequest:
-    made = RequestFactory().post("/x", b"{}", content_type="application/json", headers={"Idempotency-Key": key})
-    made.user = AnonymousUser()
-    return made
-
-
-def protected(content: Any = b"ok", status: int = 201, **options: Any) -> Callable[[str], HttpResponse]:
-    @idempotent(operation="view", scope=lambda request: "s", **options)
-    def view(request: HttpRequest) -> HttpResponse:
-        order(request.headers["Idempotency-Key"])
-        return HttpResponse(content, status=status)
-
-    return lambda key: view(request(key))
-
-
-def rest_view() -> Callable[[str], Any]:
-    """A view of the REST framework, if that is installed."""
-    from rest_framework.response import Response
-    from rest_framework.views import APIView
-
-    from django_idempotency.rest_framework import IdempotencyMixin
-
-    class Orders(IdempotencyMixin, APIView):
-        authentication_classes: list[Any] = []
-
-        def post(self, request: Any) -> Any:
-            return Response({"id": order(request.headers["Idempotency-Key"])}, status=201)
-
-    view = Orders.as_view()
-    return lambda key: view(request(key))
-
-
 async def aplace(key: str) -> int:
     async def work() -> int:
         return int((await Order.objects.acreate(reference=key)).pk)
 
     return (await arun_once(work, scope="s", key=key, operation="place")).value
-
-
-@idempotent(operation="view", scope=lambda request: "s")
-async def aview(request: HttpRequest) -> HttpResponse:
-    created = await Order.objects.acreate(reference=request.headers["Idempotency-Key"])
-    return JsonResponse({"id": created.pk}, status=201)
-
-
-def answered_500(key: str, run: Run) -> Problems:
-    if books.orders(key) or books.row(key) is not None:
-        yield f"a 500 left {books.orders(key)} orders and the key {books.row(key)}"
-
-
-def answered_429(key: str, run: Run) -> Problems:
-    if books.row(key) is not None:
-        yield f"a 429 left the key {books.row(key)}"
-    if run.error is None and books.orders(key) != 1:
-        yield "acknowledged, and the write of the 429 is lost"
-
-
-def order_again(key: str) -> Problems:
-    """The 429 may have committed its write, and so does the retry."""
-    if books.orders(key) not in (1, 2):
-        yield f"in the end there are {books.orders(key)} orders"
 
 
 def atomic(act: Callable[[str], Any], **more: Any) -> Scenario:
@@ -269,13 +206,5 @@ SCENARIOS = {
     "takeover, inside the caller's atomic()": atomic(place, prepare=expired, inside=True),
     "swallowed by the caller": atomic(place, after=all_or_nothing, inside=True, swallows=True),
     "nested, swallowed by the caller": atomic(nested, after=all_or_nothing, inside=True, swallows=True),
-    "view": atomic(protected()),
-    "view, large response": atomic(protected(b"x" * 100_000)),
-    "view, 500": Scenario(act=protected(status=500), after=answered_500, retry=protected(), end=one_order),
-    "view, 429": Scenario(act=protected(status=429), after=answered_429, retry=protected(), end=order_again),
     "async run_once": atomic(async_to_sync(aplace)),
-    "async view": atomic(lambda key: async_to_sync(aview)(request(key))),
 }
-if find_spec("rest_framework") is not None:
-    SCENARIOS["view of the REST framework"] = atomic(rest_view())
-    SCENARIOS["view of the REST framework, replay"] = atomic(rest_view(), prepare=rest_view())

@@ -42,12 +42,15 @@ def _sqlite(raw: Any) -> Iterator[str]:
 
 
 def _mysql(raw: Any) -> Iterator[str]:
-    if not connection.mysql_is_mariadb:
-        return  # MySQL doesn't say; the second connection sees an open transaction
+    # MySQL doesn't say whether a transaction is open; the second connection sees that.
+    is_open = "@@in_transaction" if connection.mysql_is_mariadb else "0"
     with raw.cursor() as cursor:
-        cursor.execute("SELECT @@in_transaction")
-        if cursor.fetchone()[0]:
-            yield "driver: in a transaction"
+        cursor.execute(f"SELECT {is_open}, @@SESSION.lock_wait_timeout <> @@GLOBAL.lock_wait_timeout")
+        in_a_transaction, limited = cursor.fetchone()
+    if in_a_transaction:
+        yield "driver: in a transaction"
+    if limited:
+        yield "driver: the limits of a read are left"
 
 
 def _postgresql(raw: Any) -> Iterator[str]:

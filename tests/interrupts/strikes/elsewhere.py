@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from django_idempotency import Operation, run_once
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from django_idempotency import Operation, arun_once, idempotent, run_once
 from django_idempotency.engine.conf import backend_for
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.stores.values import name_of
 from django_idempotency.exceptions import OperationInProgress
 from tests.interrupts.strikes.engine import Run
 from tests.interrupts.strikes.scenarios import Problems, Scenario
+from tests.interrupts.strikes.views import request
 
 KINDS = ("memory", "redis")
 LEASE = 60
@@ -37,6 +43,22 @@ def once(work: Callable[[Operation], Any], key: str, backend: str, **options: An
 
 def run(key: str, backend: str, **options: Any) -> Any:
     return once(lambda operation: publish(key), key, backend, **options)
+
+
+async def arun(key: str, backend: str) -> Any:
+    async def work(operation: Operation) -> dict[str, Any]:
+        return publish(key)
+
+    options: Any = {"operation": "publish", "backend": backend, "lease": LEASE}
+    return (await arun_once(work, scope="s", key=key, **options)).value
+
+
+def view(key: str, backend: str) -> Any:
+    @idempotent(operation="publish", scope=lambda request: "s", backend=backend, lease=LEASE)
+    def publishing(request: HttpRequest) -> HttpResponse:
+        return JsonResponse(publish(key))
+
+    return json.loads(publishing(request(key)).content)
 
 
 def refer(key: str, backend: str) -> Any:
@@ -92,22 +114,24 @@ def stored(backend: str, key: str, run: Run) -> Problems:
             yield f"acknowledged after {RUNS[key]} runs"
 
 
-def again(key: str, backend: str) -> Any:
+def again(key: str, backend: str, act: Callable[[str, str], Any] = run) -> Any:
     try:
-        value = run(key, backend)
+        value = act(key, backend)
     except OperationInProgress:
+        value = None
+    if value is None or value.get("code"):  # a view answers a conflict with a problem
         lapse(key, backend)
-        value = run(key, backend)
+        value = act(key, backend)
     RETRIED[key] = value
 
 
 RETRIED: dict[str, Any] = {}
 
 
-def one_answer(backend: str, key: str) -> Problems:
+def one_answer(backend: str, key: str, act: Callable[[str, str], Any] = run) -> Problems:
     if RETRIED[key] != ANSWERED.get(key, RETRIED[key]):
         yield f"answered {ANSWERED[key]}, and the retry got {RETRIED[key]}"
-    if run(key, backend) != RETRIED[key]:
+    if act(key, backend) != RETRIED[key]:
         yield "two retries got two answers"
 
 
@@ -121,6 +145,12 @@ def scenario(backend: str, act: Callable[[str, str], Any], **more: Any) -> Scena
     )
 
 
+def view_scenario(backend: str, act: Callable[[str, str], Any], **more: Any) -> Scenario:
+    """The retry is a request to the view, too."""
+    made = scenario(backend, act, **more)
+    return replace(made, retry=partial(again, backend=backend, act=act), end=partial(one_answer, backend, act=act))
+
+
 def scenarios(backend: str) -> dict[str, Scenario]:
     return {
         "first request": scenario(backend, run),
@@ -131,4 +161,7 @@ def scenarios(backend: str) -> dict[str, Scenario]:
         ),
         "a view that raises": scenario(backend, refuse, expected=(Refused,)),
         "refer and renew": scenario(backend, refer),
+        "async run_once": scenario(backend, async_to_sync(arun)),
+        "view": view_scenario(backend, view),
+        "view, replay": view_scenario(backend, view, prepare=view),
     }

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident, main_thread
 from types import CodeType
 from typing import Any
 
@@ -37,6 +38,7 @@ SCOPE = (
 """The beginnings of the names of those files in which strikes are made: the package, and the parts of Django that have
 a connection's transaction in their hands."""
 SIGNAL = signal.SIGUSR1
+MAIN = main_thread().ident
 VISITS = 3
 """How often one place of the code is struck in one piece of work: a loop's first turns, a function's first calls."""
 CHECKED = frozenset(
@@ -167,8 +169,10 @@ def _checked(bytes_: bytes) -> Iterator[int]:
 
 
 def _at(code: CodeType, offset: int) -> None:
-    """The work comes by one of its places."""
+    """The work comes by one of its places. Handlers of signals run in the main thread, and so does the work."""
     global _left
+    if get_ident() != MAIN:
+        return
     if _seen is not None:
         _seen.append((code, offset))
     elif _target is not None and _target.code is code and _target.offset == offset:

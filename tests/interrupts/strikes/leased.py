@@ -39,11 +39,12 @@ def order(key: str) -> int:
     return int(Order.objects.create(reference=key).pk)
 
 
-def pay(key: str, **options: Any) -> Any:
-    def work(operation: Operation) -> list[Any]:
-        return [charge(operation, key)["id"], operation.write("order", order, key)]
+def pay_with(operation: Operation, key: str) -> list[Any]:
+    return [charge(operation, key)["id"], operation.write("order", order, key)]
 
-    return once(work, key, **options)
+
+def pay(key: str, **options: Any) -> Any:
+    return once(lambda operation: pay_with(operation, key), key, **options)
 
 
 def pay_nested(key: str) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
 from django_idempotency import Operation, Result, once
+from django_idempotency.admin.decisions import _carry_out
 from django_idempotency.maintenance import (
     Snapshot,
     cleanup_idempotency_keys,
@@ -21,9 +24,10 @@ from django_idempotency.maintenance import (
     release_for_retry,
     resolve_all,
 )
+from django_idempotency.metrics import KeyCollector
 from tests.interrupts.strikes import atomic, books, leased
 from tests.interrupts.strikes.engine import Run
-from tests.interrupts.strikes.scenarios import Problems, Scenario
+from tests.interrupts.strikes.scenarios import Problems, Scenario, nothing
 
 SCOPE = "s"
 ANSWER = Snapshot(status_code=200, headers=(("Content-Type", "application/json"),), body=b'{"value": 1}')
@@ -170,6 +174,22 @@ def release_all(key: str) -> Any:
     return resolve_all(rows, release_for_retry, by="me", reason="r")
 
 
+def release_in_the_admin(key: str) -> None:
+    """The page's log is written with the decision."""
+    page = SimpleNamespace(log_change=lambda *_: leased.order(f"{key}-log"), message_user=nothing)
+    form = SimpleNamespace(
+        decision=lambda: (release_for_retry, (), "done"), cleaned_data={"reason": "r", "confirmed": True}
+    )
+    shown = SimpleNamespace(row=find_key(key).get())
+    _carry_out(page, SimpleNamespace(user=User(username="me")), [shown], form, 1)  # type: ignore[arg-type, list-item]
+
+
+def logged(key: str, run: Run) -> Problems:
+    yield from decided(is_settled)(key, run)
+    if is_settled(books.row(key)) != books.orders(f"{key}-log"):
+        yield "the decision and its log are torn"
+
+
 def decided(made: Callable[[Any], bool]) -> Callable[[str, Run], Problems]:
     """The decision is made, and stands in the key's trail; or neither."""
 
@@ -269,6 +289,13 @@ def forgotten(key: str) -> Problems:
         yield "a key is not forgotten"
 
 
+# --- gauges
+
+
+def scrape(key: str) -> Any:
+    return list(KeyCollector().collect())
+
+
 RECOVERY = {"prepare": to_recover, "after": recovering, "retry": recover_again, "end": recovered, "leased": True}
 CLEANUP = {"prepare": to_clean, "after": cleaning, "retry": clean, "end": cleaned}
 ERASURE = {"prepare": to_forget, "after": forgetting, "end": forgotten}
@@ -280,7 +307,9 @@ SCENARIOS = {
     "decision: release": decision(release, is_settled),
     "decision: record": decision(record, is_settled),
     "decision: close": decision(close, is_closed, end=no_order),
+    "decision: release, in the admin": decision(release_in_the_admin, is_settled, after=logged),
     "decision: release all": decision(release_all, is_settled, prepare=to_release_all),
     "forget": Scenario(act=forget_each, **ERASURE),
     "forget a scope": Scenario(act=forget_all, **ERASURE),
+    "gauges": Scenario(act=scrape),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
@@ -38,6 +38,8 @@ class Scenario:
         inside: whether it runs in a block of the caller's, which has an order of its own. Where that begins and ends is
             Django's, and is not struck.
         swallows: whether the caller catches what strikes, and goes on.
+        settings: Django's, while it is struck and in each request after that.
+        atomic_requests: whether the default connection has ATOMIC_REQUESTS.
         only_on: the vendors of the databases, or the ways, in which the scenario exists.
     """
 
@@ -51,6 +53,8 @@ class Scenario:
     leased: bool = False
     inside: bool = False
     swallows: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    atomic_requests: bool = False
     only_on: tuple[str, ...] = ()
 
 

@@ -16,11 +16,12 @@ from itertools import count
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
+from django.test import override_settings
 
 from django_idempotency.exceptions import OperationInProgress
 from tests.backends import configured
-from tests.interrupts.strikes import atomic, books, elsewhere, leased, maintenance
+from tests.interrupts.strikes import asgi, atomic, books, elsewhere, leased, maintenance, views
 from tests.interrupts.strikes.checks import Surroundings, arrived, driver, server, stacks_and_hooks
 from tests.interrupts.strikes.engine import KINDS, Hung, Place, places, strike, watching
 from tests.interrupts.strikes.figures import AT, LONGER, SEED
@@ -33,22 +34,40 @@ HANGS = 20
 """Seconds after which one strike and its checks count as hung."""
 SHOWN = 4
 """Places that are listed for each kind of failure."""
-SCENARIOS = {**atomic.SCENARIOS, **leased.SCENARIOS, **maintenance.SCENARIOS}
+SCENARIOS = {
+    **atomic.SCENARIOS,
+    **views.SCENARIOS,
+    **asgi.SCENARIOS,
+    **leased.SCENARIOS,
+    **maintenance.SCENARIOS,
+}
 CASES = [
     pytest.param(way, name, id=f"{way}: {name}")
     for way in ways()
     for name, scenario in SCENARIOS.items()
     if not scenario.only_on or {way, connection.vendor} & set(scenario.only_on)
 ]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(7200, method="thread")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(7200, method="thread"),
+    # A strike between a call of an `async def` function and its `await`.
+    pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited:RuntimeWarning"),
+]
 _numbers = count(1)
+
+
+@pytest.fixture(autouse=True)
+def thread_without_connections() -> Iterator[None]:
+    yield
+    asgi.in_the_thread(connections.close_all)
 
 
 @pytest.mark.parametrize(("way", "name"), CASES)
 def test_a_strike_leaves_nothing_torn(way: str, name: str, record_property: Any) -> None:
     """Wherever an exception strikes, the connection works or is closed, and nothing is lost, doubled or stuck."""
-    with going(way):
-        strike_all(f"{way}: {name}", SCENARIOS[name], record_property)
+    scenario = SCENARIOS[name]
+    with going(way, atomic_requests=scenario.atomic_requests), override_settings(**scenario.settings):
+        strike_all(f"{way}: {name}", scenario, record_property)
 
 
 @pytest.mark.parametrize("name", elsewhere.scenarios("memory"))

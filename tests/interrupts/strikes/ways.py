@@ -29,12 +29,13 @@ def ways() -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def going(way: str) -> Iterator[None]:
+def going(way: str, *, atomic_requests: bool = False) -> Iterator[None]:
     """The default connection goes this way meanwhile."""
     usual, changes = connections["default"], ways()[way]
+    connections.settings["default"]["ATOMIC_REQUESTS"] = atomic_requests
     other = usual.copy()
     options = {**usual.settings_dict["OPTIONS"], **changes.get("OPTIONS", {})}
-    other.settings_dict.update({**changes, "OPTIONS": options})
+    other.settings_dict.update({**changes, "OPTIONS": options, "ATOMIC_REQUESTS": atomic_requests})
     usual.close()
     connections["default"] = other
     try:
@@ -44,6 +45,7 @@ def going(way: str) -> Iterator[None]:
         if way == "pool":
             other.close_pool()
         connections["default"] = usual
+        connections.settings["default"]["ATOMIC_REQUESTS"] = False
 
 
 def reset() -> None:
