@@ -73,7 +73,6 @@ NOT_YET = {
     "docs/endpoints.md",
     "docs/events.md",
     "docs/guarantees.md",
-    "docs/how-it-works.md",
     "docs/incidents.md",
     "docs/interrupted.md",
     "docs/keys.md",
