@@ -15,12 +15,16 @@ from django.http import HttpRequest, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils import timezone
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from django_idempotency import IdempotencyConfigurationError, Operation, ResultNotStorable, idempotent, run_once
 from django_idempotency.engine.protocol.key_syntax import InvalidKey
+from django_idempotency.views import IdempotencyMixin
 from tests.backends import MEMORY
 from tests.leases import breaks
 from tests.shopapp.models import Order
+from tests.views import view_class
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
@@ -50,11 +54,28 @@ def switch(request: pytest.FixtureRequest, settings: Any, caplog: pytest.LogCapt
     return str(request.param)
 
 
+def function(options: dict[str, Any], view: Any) -> Any:
+    return idempotent(**options)(view)
+
+
+def non_atomic(options: dict[str, Any], view: Any) -> Any:
+    return transaction.non_atomic_requests(function(options, view))
+
+
+def mixin(options: dict[str, Any], view: Any) -> Any:
+    return view_class(IdempotencyMixin, View, post=view, idempotency=options).as_view()
+
+
+def handler(options: dict[str, Any], view: Any) -> Any:
+    """Its mark doesn't reach the URL callback, so Django opens its own transaction."""
+    return method_decorator(idempotent(**options), name="post")(view_class(post=view)).as_view()
+
+
 @pytest.fixture
 def ask(switch: str, settings: Any) -> Ask:
     """Run this work in a view, and return what it returned or raise what it raised."""
 
-    def send(work: Callable[[Operation], Any], **options: Any) -> Any:
+    def send(work: Callable[[Operation], Any], form: Ask = function, **options: Any) -> Any:
         said: list[Any] = []
 
         def view(request: HttpRequest) -> JsonResponse:
@@ -63,8 +84,8 @@ def ask(switch: str, settings: Any) -> Ask:
 
         _, switched, headers = SWITCHES[switch]
         settings.ROOT_URLCONF = module = ModuleType("urls_of_the_switch")
-        protected = idempotent(**{"lease": 60, "operation": "pay", **switched, **options})(view)
-        module.urlpatterns = [path("pay", protected)]  # type: ignore[attr-defined]
+        given: dict[str, Any] = {"lease": 60, "operation": "pay", **switched, **options}
+        module.urlpatterns = [path("pay", form(given, view))]  # type: ignore[attr-defined]
         assert Client().post("/pay", headers=headers).status_code == 201
         return said[0]
 
@@ -150,9 +171,45 @@ def test_a_step_inside_a_transaction_is_refused(ask: Ask, kind: str) -> None:
     refused(ask, wraps, rf"operation\.{kind}\('charge'\) was reached inside a transaction of database 'default'")
 
 
-def test_the_transaction_of_atomic_requests_is_not_the_works_own(ask: Ask, atomic_requests: None) -> None:
-    """Protected, it isn't opened; otherwise, Django's surrounds the view as it would without the package."""
-    assert ask(lambda operation: operation.call("charge", called("charge"))) == "done"
+@pytest.mark.parametrize("form", [function, non_atomic, mixin])
+@pytest.mark.usefixtures("atomic_requests")
+class TestUnderAtomicRequests:
+    """Protected, its transaction isn't opened; otherwise, one surrounds the view as it would without the package."""
+
+    def test_it_is_not_the_works_own(self, ask: Ask, form: Ask) -> None:
+        assert ask(lambda operation: operation.call("charge", called("charge")), form) == "done"
+
+    @pytest.mark.parametrize("kind", ["call", "write"])
+    def test_one_block_of_the_works_own_is_refused(self, ask: Ask, form: Ask, kind: str) -> None:
+        """By the project's own code or by a decorator: the number of blocks says nothing."""
+
+        @transaction.atomic
+        def wraps(operation: Operation) -> Any:
+            getattr(operation, kind)("charge", called("charge"))
+
+        refused(ask, wraps, rf"operation\.{kind}\('charge'\) was reached inside a transaction", form=form)
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_where_django_opens_it_itself_a_step_is_refused(ask: Ask) -> None:
+    """Protected, the handler can't run at all."""
+    refused(
+        ask,
+        lambda operation: operation.call("charge", called("charge")),
+        "was reached inside a transaction of database 'default'",
+        form=handler,
+    )
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_work_that_surrounds_itself_with_a_block_is_refused_in_run_once(settings: Any) -> None:
+    """Outside a request, there is no transaction of ATOMIC_REQUESTS."""
+    CALLS.clear()
+    for switches in ({}, {"ENABLED": False}):
+        settings.IDEMPOTENCY = switches
+        with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match="was reached inside a trans"):
+            once(lambda operation: CALLS.append("work"), lease=60)
+        assert CALLS == []
 
 
 @pytest.mark.parametrize("kind", ["call", "fetch", "write", "renew"])
@@ -180,6 +237,22 @@ def test_on_an_event_loop_too(switch: str, settings: Any) -> None:
     module.urlpatterns = [path("pay", protected)]  # type: ignore[attr-defined]
     assert async_to_sync(AsyncClient().post)("/pay", headers=headers).status_code == 201
     assert said == [([1, 2], [1, 2])]
+
+
+@pytest.mark.parametrize("kind", ["call", "fetch", "write"])
+def test_a_step_that_would_block_the_event_loop_is_refused(switch: str, settings: Any, kind: str) -> None:
+    """In a coroutine, whose step has another name."""
+
+    async def view(request: HttpRequest) -> JsonResponse:
+        getattr(request.idempotency, kind)("charge", called("charge"))  # type: ignore[attr-defined]
+        raise AssertionError
+
+    _, options, headers = SWITCHES[switch]
+    settings.ROOT_URLCONF = module = ModuleType("urls_of_the_switch")
+    module.urlpatterns = [path("pay", idempotent(lease=60, operation="pay", **options)(view))]  # type: ignore[attr-defined]
+    with pytest.raises(IdempotencyConfigurationError, match=rf"await operation\.a{kind}\('charge', …\)"):
+        async_to_sync(AsyncClient().post)("/pay", headers=headers)
+    assert CALLS == []
 
 
 # --- what is not

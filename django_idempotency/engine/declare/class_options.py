@@ -15,13 +15,13 @@ from django.views import View
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import SAFE_METHODS, Idempotency, Options, as_options, get_settings, merged, meta_name, resolve
 from ..events import unprotected
+from ..execution.memory import standing_in
 from ..request.atomic_requests import (
     as_django_would,
     awaited_as_django_would,
     take_over,
     whole_if,
 )
-from ..stores.transactions import atomically
 from .decorators import call_of, protected_form
 from .placement import is_drf_view, refuse_handler
 from .registry import Declaration, register
@@ -213,7 +213,7 @@ def _protected(
     view: IdempotencyMixin, bare: Mapping[str, Any], handler: Handler, /, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
     with view._handling(bare, handler, request) as (options, form):
-        return atomically(as_django_would(request, options), partial(form, request, *args, **kwargs))
+        return standing_in(as_django_would(request, options), partial(form, request, *args, **kwargs))
 
 
 async def _awaited(

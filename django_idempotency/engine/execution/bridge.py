@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial, update_wrapper
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -63,6 +65,14 @@ def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
     # `inspect.signature` must see whether the function has the `operation` parameter.
     plain.__wrapped__ = function  # type: ignore[attr-defined]
     return plain
+
+
+def is_on_event_loop() -> bool:
+    """Whether Django would refuse a query here, because an event loop runs in this thread."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    return False
 
 
 async def awaited(function: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import Error, connections
 
@@ -28,7 +28,25 @@ from .results import encode_step
 from .steps import Step, StepJournal
 from .table import tell_long_call
 
+T = TypeVar("T")
 logger = logging.getLogger("django_idempotency")
+
+
+STANDS_IN = "_idempotency_stands_in"
+"""The attribute of an `atomic()` block that stands in for ATOMIC_REQUESTS', because the request is not protected.
+Protected leased work runs without it."""
+
+
+def standing_in(alias: str | None, work: Callable[[], T]) -> T:
+    """Do the work in the transaction that ATOMIC_REQUESTS would have opened. None: there is no such transaction."""
+    if alias is None:
+        return work()
+
+    def marked() -> T:
+        setattr(connections[alias].atomic_blocks[-1], STANDS_IN, True)
+        return work()
+
+    return atomically(alias, marked)
 
 
 class MemoryJournal(StepJournal):
@@ -75,8 +93,7 @@ class MemoryJournal(StepJournal):
         """Raise what protected work would raise inside a transaction."""
         connection: Any = connections[self._alias]
         blocks = [block for block in connection.atomic_blocks if not block._from_testcase]
-        # Protected leased work runs without the transaction of ATOMIC_REQUESTS, which otherwise surrounds the view.
-        if len(blocks) == 1 and connection.settings_dict["ATOMIC_REQUESTS"]:
+        if blocks and all(hasattr(block, STANDS_IN) for block in blocks):
             return
         with suppress(Error):  # a database that can't be asked has no transaction, and the work may not need it
             if not is_alone(store_for(self._alias)):

@@ -32,7 +32,7 @@ from ..conf import get_settings
 from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Finished, Resource
-from .bridge import awaited, synchronous, until_done
+from .bridge import awaited, is_on_event_loop, synchronous, until_done
 from .results import as_kept, encode_returned, encode_step
 from .steps import ONE_TRANSACTION, CallInDoubt, Step, StepJournal
 
@@ -396,9 +396,12 @@ class Operation:
     def _allow(self, name: str, function: Any, instead: str) -> None:
         self._journal.allow()
         if iscoroutinefunction(function):
-            raise IdempotencyConfigurationError(
-                f"step {name!r}: {function!r} is a coroutine function. Write `await operation.{instead}({name!r}, …)`."
-            )
+            why = f"{function!r} is a coroutine function"
+        elif is_on_event_loop():
+            why = "this is an event loop, which it would block, and Django allows no queries there"
+        else:
+            return
+        raise IdempotencyConfigurationError(f"step {name!r}: {why}. Write `await operation.{instead}({name!r}, …)`.")
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[Step, Any]:
         """Mark the step name as used. Return its record, and its result if that is known."""

@@ -24,8 +24,8 @@ from django.db import connections
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Options, place_of_keys
 from ..execution.bridge import in_thread, without_bridge_above
+from ..execution.memory import standing_in
 from ..stores import alias_unless_elsewhere
-from ..stores.transactions import atomically
 
 OPENED = "_idempotency_opened"
 """The attribute of Django's request while a whole view runs in the transaction that Django would have opened."""
@@ -62,7 +62,7 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 def as_django_would(request: Any, options: Options | None = None) -> str | None:
     """Return the alias on which Django would have opened a transaction if the view were not protected.
 
-    Pass it to `atomically`.
+    Pass it to `standing_in`.
 
     Args:
         options: the options of a protected request. If its keys are in the database that was taken over, the package
@@ -98,7 +98,7 @@ def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callabl
             finally:
                 delattr(request, OPENED)
 
-        return atomically(as_django_would(request), whole)
+        return standing_in(as_django_would(request), whole)
 
     # A real `async def`; Django's own asynchronous callbacks have a mark, which `wraps` copies.
     return markcoroutinefunction(called) if iscoroutinefunction(view) else called
@@ -138,6 +138,6 @@ async def awaited_as_django_would(
         return await view(*args, **kwargs)
 
     def run(form: Callable[..., Any]) -> Any:
-        return atomically(alias, partial(without_bridge_above, partial(form, *args, **kwargs)))
+        return standing_in(alias, partial(without_bridge_above, partial(form, *args, **kwargs)))
 
     return await in_thread(run, view)

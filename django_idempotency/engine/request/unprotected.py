@@ -17,10 +17,10 @@ from django.http.response import HttpResponseBase
 from ...exceptions import IdempotencyConfigurationError
 from ...limits import is_limit
 from ..events import harmless, report_unprotected
+from ..execution.memory import standing_in
 from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
-from ..stores.transactions import atomically
 from .atomic_requests import as_django_would, awaited_as_django_would
 from .callers import scope_of
 from .fingerprints import UNREADABLE
@@ -37,7 +37,7 @@ def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpRespon
     """Call the view without protection. `request.idempotency` has no key, but derives keys from `identity`."""
     _attach_without_key(call, identity)
     view = partial(call.view, *call.args, **call.kwargs)
-    return atomically(as_django_would(call.request), lambda: _told(call, view()))
+    return standing_in(as_django_would(call.request), lambda: _told(call, view()))
 
 
 async def apass_through(call: ViewCall) -> HttpResponseBase:
