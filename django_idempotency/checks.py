@@ -13,7 +13,8 @@ strings as equal, W009 a leased view with a `ttl` so short that a gateway rememb
 server that evicts keys, W011 a Redis server without an append-only file, W012 keys in memory outside DEBUG, W013 a
 DynamoDB table without Time to Live, W014 protection switched off or paused, W015 a leased view without `operation`,
 W016 stored keys of an operation that no endpoint has, W017 recent rows that ENCRYPTION_KEYS cannot decrypt, W018 one
-operation of several views, W019 a backend that does not answer.
+operation of several views, W019 a backend that does not answer, W020 an authenticator whose users are in no table and
+who does not hand a JWT on, W021 a JWT that only the view's own code checks.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import DatabaseError, connections, router, transaction
 from django.urls import get_resolver
 
+from .endpoints.authenticators import authenticators_of, bare_token_checks, strangers
 from .endpoints.listing import Answers, declarations_of, misplaced, routes
 from .engine.conf import Options, backend_for, get_settings, resolve
 from .engine.declare.registry import Declaration
@@ -190,11 +192,39 @@ def check_urls() -> Iterator[CheckMessage]:
             hint="Pass each an operation= of its own; a viewset, in idempotency_actions or @action(idempotency=…).",
             id="django_idempotency.W018",
         )
+    yield from _check_callers()
     if any(options.in_progress_status == 202 for _, options in declared):
         try:
             status_url("default", 0, 0, None)
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E008")
+
+
+def _check_callers() -> Iterator[CheckMessage]:
+    """Report what annotations and names tell about callers who will be refused, or be others after a renewal."""
+    refused: set[tuple[str, str, str]] = set()
+    renewed: set[tuple[str, str]] = set()
+    for callback, answers, options in _protected():
+        if options.scope is None:
+            target = cast(Declaration, answers.declaration).target
+            authenticators = authenticators_of(callback, target)
+            refused |= {(answers.view, *found) for found in strangers(authenticators)}
+            if not authenticators:
+                renewed |= {(answers.view, found) for found in bare_token_checks(callback)}
+    for view, authenticator, user in sorted(refused):
+        yield Warning(
+            f"{view}: {authenticator} checks a JWT and returns {user}, who is in no table, without the token. User 17 "
+            "of one issuer would be user 17 of another, so these requests get 403.",
+            hint="Return the token from the authenticator, too, or set it as the user's `token`; or pass scope=.",
+            id="django_idempotency.W020",
+        )
+    for view, place in sorted(renewed):
+        yield Warning(
+            f"{view}: {place} decodes a JWT and sets no user, so the token's text is the caller. A client that retries "
+            "with a renewed token is another caller, and its request runs again.",
+            hint="Set request.user above the view, or pass scope=callable(request), made of claims that stay.",
+            id="django_idempotency.W021",
+        )
 
 
 def _without_effect(protected: Sequence[tuple[Answers, Options]]) -> Iterator[str]:
@@ -267,16 +297,20 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 def _declared() -> tuple[list[tuple[Answers, Options]], set[str]]:
     """Each protected route's answers and options, and the E007 messages about options that contradict each other."""
-    options: list[tuple[Answers, Options]] = []
     problems: set[str] = set()
+    return [(answers, options) for _, answers, options in _protected(problems)], problems
+
+
+def _protected(problems: set[str] | None = None) -> Iterator[tuple[Any, Answers, Options]]:
+    """Yield each protected route's callback, answers and options; add the options' contradictions to `problems`."""
     for callback in _callbacks():
         for answers in declarations_of(callback):
             if answers.declaration is not None:
                 try:
-                    options.append((answers, answers.declaration.options))
+                    yield callback, answers, answers.declaration.options
                 except IdempotencyConfigurationError as error:
-                    problems.add(f"{answers.view}: {error}")
-    return options, problems
+                    if problems is not None:
+                        problems.add(f"{answers.view}: {error}")
 
 
 def _aliases() -> set[str]:
