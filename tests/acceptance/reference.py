@@ -12,6 +12,7 @@ import ast
 import inspect
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from itertools import pairwise
@@ -67,8 +68,6 @@ COMMANDS = (
     "renamed_idempotency_keys",
     "resolve_idempotency_keys",
 )
-OF_DATABASES = ("database", "all_databases", "dry_run", "max_seconds")
-"""Arguments that two commands share: the page describes them once."""
 DJANGOS_OWN = frozenset(action.dest for action in BaseCommand().create_parser("manage.py", "")._actions)
 
 
@@ -76,7 +75,7 @@ def pages() -> dict[str, dict[str, Callable[[], str]]]:
     """What is made, by page and name."""
     return {
         "api.md": {"names": names, "exceptions": exceptions},
-        "commands.md": {name: lambda name=name: command(name) for name in COMMANDS},
+        "commands.md": {"shared": shared_arguments} | {name: lambda name=name: command(name) for name in COMMANDS},
         "monitoring.md": {"signals": signals, "metrics": metrics},
         "problems.md": {"answers": answers},
         "options.md": {"serves": serves},
@@ -196,7 +195,7 @@ TOLD = {
     "idempotent": "views.md",
     "once": "events.md",
     "problem_response": "events.md#webhooks",
-    "Endpoint": "endpoints.md#in-ci",
+    "Endpoint": "commands.md#idempotency_endpoints",
     "IdempotencyKeyAdmin": "runbook.md#the-admin",
     "cleanup_idempotency_keys": "operations.md#cleanup",
     "forget": "operations.md#forget-a-key-or-a-user",
@@ -218,7 +217,7 @@ TOLD = {
     "install": "monitoring.md",
     "from_form_field": "views.md#double-clicks-on-a-form",
     "from_header": "events.md#webhooks",
-    "list_endpoints": "endpoints.md#in-ci",
+    "list_endpoints": "commands.md#idempotency_endpoints",
     "derived_key": "leased.md#the-derived-key",
     "key_reference": "monitoring.md#logs",
 }
@@ -255,17 +254,39 @@ def section(found: re.Match[str], known: Collection[str]) -> str:
     return "".join(f"* {names}: {text}\n" for names, text in told)
 
 
-def command(name: str) -> str:
-    """A management command: its help, its arguments without those of every command."""
+def arguments(name: str) -> list[tuple[str, str]]:
+    """A command's arguments without those of every command, each with its help."""
     parser = import_module(f"django_idempotency.management.commands.{name}").Command().create_parser("manage.py", name)
-    lines = [f"## `{name}`", "", parser.description or "", ""]
     own = [action for action in parser._actions if action.dest not in DJANGOS_OWN]
-    if name == "recover_idempotency_keys":
-        shared = [action for action in own if action.dest in OF_DATABASES]
-        lines.append(f"* {', '.join(f'`{argument(action)}`' for action in shared)}: as for `cleanup_idempotency_keys`.")
-        own = [action for action in own if action not in shared]
-    lines += [f"* `{argument(action)}`: {cell(str(action.help) % vars(action))}" for action in own]
-    return "\n".join(lines)
+    return [(argument(action), cell(str(action.help) % vars(action))) for action in own]
+
+
+REPEATED = " May be repeated."
+STATUS = re.compile(r" (?:With or without --apply, t|T)he exit status is [^.]*\.$")
+"""The page tells of all commands' statuses in one place."""
+
+
+def shared() -> dict[str, str]:
+    """The arguments that mean the same for several commands."""
+    every = (each for name in COMMANDS for each in {(a, text.removesuffix(REPEATED)) for a, text in arguments(name)})
+    return dict(each for each, count in Counter(every).items() if count > 1)
+
+
+def shared_arguments() -> str:
+    return "\n".join(f"* `{name}`: {text}" for name, text in sorted(shared().items()))
+
+
+def command(name: str) -> str:
+    """A management command: its help, and its arguments. Those that several commands share are only named."""
+    description = import_module(f"django_idempotency.management.commands.{name}").Command.help
+    common, own, named = shared(), [], []
+    for each, text in arguments(name):
+        if common.get(each) == text.removesuffix(REPEATED):
+            named.append(f"`{each.partition(' ')[0]}`{' (may be repeated)' * text.endswith(REPEATED)}")
+        else:
+            own.append(f"* `{each}`: {text}")
+    above = f"* {', '.join(named)}: [as above](#arguments-of-several-commands)."
+    return "\n".join([f"## `{name}`", "", STATUS.sub("", description), "", *own, *([above] if named else [])])
 
 
 def argument(action: argparse.Action) -> str:

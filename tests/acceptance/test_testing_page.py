@@ -1,15 +1,21 @@
 """The examples of docs/testing.md, with the views of the other pages."""
 
 import re
+import shlex
 import sys
 from inspect import signature
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.urls import clear_url_caches, path
+from django.views.decorators.http import require_http_methods
 
 from django_idempotency.testing import assert_idempotent, create_key
 from tests.acceptance.pages import ROOT
 from tests.shopapp import models
+from tests.views import creates
+
+PAGE = (ROOT / "docs/testing.md").read_text()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -22,9 +28,42 @@ def test_the_endpoint_is_proved(run, serve, client):
     prove(client)
     clear_url_caches()
     serve(path("orders/", view.__wrapped__.__wrapped__.__wrapped__))
-    with pytest.raises(AssertionError, match="POST /orders/: not protected"):
+    with pytest.raises(AssertionError) as failure:
         prove(client)
+    shown = re.search(r"(?m)^ {4}AssertionError: (.*\n(?: {4}.*\n)+)", PAGE)[1]
+    assert re.sub(r'"id": \d+', '"id": 1', f"{failure.value}\n") == re.sub(r"(?m)^ {4}", "", shown)
     clear_url_caches()
+
+
+@pytest.mark.django_db
+def test_the_list_of_endpoints_is_what_the_command_prints(run, serve, capsys):
+    """For the README's endpoint, the page's refund, a method that is allowed, and a view that somebody forgot."""
+    serve(
+        path("orders/", run("README.md", "shop/views.py").create_order),
+        path("orders/<int:pk>/", run("docs/testing.md", "shop/refunds.py").cancel),
+        path("carts/", require_http_methods(["PUT"])(named("shop.carts.rename"))),
+        path("carts/items/", require_http_methods(["POST"])(named("shop.carts.add"))),
+    )
+    command, shown = re.search(r"(?m)^ {4}\$ python manage.py (.*)\n((?: {4}.*\n|\n)+)", PAGE).groups()
+    with pytest.raises(CommandError) as error:
+        call_command(*shlex.split(command))
+    printed = f"{capsys.readouterr().out}CommandError: {error.value}\n"
+    printed = printed.replace("documented.create_order", "shop.views.create_order").replace(
+        "documented.", "shop.refunds."
+    )
+    assert in_columns(printed) == in_columns(re.sub(r"(?m)^ {4}", "", shown).rstrip() + "\n")
+
+
+def named(name):
+    """A view with this dotted name."""
+    view = creates()
+    view.__module__, _, view.__qualname__ = name.rpartition(".")
+    return view
+
+
+def in_columns(text):
+    """Whatever their widths, which depend on the longest name."""
+    return re.sub(r"(?<=\S) {2,}", "  ", text)
 
 
 @pytest.mark.django_db
@@ -55,7 +94,7 @@ def test_the_webhook_receiver_is_proved(run, serve, client, monkeypatch):
 
 def test_every_argument_of_the_testing_tools_is_described():
     """A row names each parameter, and nothing that does not exist."""
-    prove, make = (ROOT / "docs/testing.md").read_text().split("## Make keys")
+    prove, make = PAGE.split("## Make keys")
     for text, function in ((prove, assert_idempotent), (make, create_key)):
         table = text.split("| Argument | Meaning |")[1]
         named = re.findall(r"`\**(\w+)`", " ".join(re.findall(r"(?m)^\| (`.*?) \|", table)))

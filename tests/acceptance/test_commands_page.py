@@ -1,0 +1,74 @@
+"""docs/commands.md shows what the commands print: each runs as it is printed there, in this order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db.models import F
+from django.urls import path
+
+from django_idempotency import idempotent
+from django_idempotency.models import IdempotencyKey
+from django_idempotency.testing import create_key, scope_of_user
+from tests.acceptance.pages import ROOT
+from tests.factories import UserFactory
+from tests.views import creates
+
+PAGE = (ROOT / "docs/commands.md").read_text()
+SHOWN = dict(re.findall(r"(?m)^ {4}\$ python manage\.py (.*)\n((?: {4}(?!<!).*\n)+)", PAGE))
+ELSEWHERE = ("idempotency_metrics", "check")
+"""A server, and Django's own command for a project without this shop's mistakes."""
+
+
+def not_yet(operation: Any) -> None:
+    """A `reconcile` that leaves the key to the next retry."""
+
+
+def keys() -> None:
+    """A charge in doubt for an hour, an expired key, and a key that ran again after a rename."""
+    ada = scope_of_user(UserFactory(username="ada"))
+    create_key("expired")
+    IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
+    create_key(
+        "basket", scope=ada, operation="pay a basket", steps={"basket": {"amount": 5}}, in_doubt=["charge"], keyed=True
+    )
+    hour = timedelta(hours=1)
+    since = {column: F(column) - hour for column in ("attention_at", "updated_at", "created_at")}
+    IdempotencyKey.objects.filter(key="basket").update(**since)
+    for key, operation in (("tea", "POST orders/"), ("rename", "POST pay/"), ("rename", "pay a basket")):
+        create_key(key, scope=ada, operation=operation)
+
+
+def told(text: str) -> str:
+    """Without what differs from run to run: numbers of rows, times, hashes and workers."""
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", text)
+    text = re.sub(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b", "UUID", text)
+    return re.sub(
+        r"\b[0-9a-f]{16}\b|(?<=auth\.User:)\d+|(?<=id )\d+|(?m:^\d+(?= [0-9a-f]{16}))|\S+:\d+(?=, in doubt)", "…", text
+    )
+
+
+@pytest.mark.django_db
+def test_the_page_shows_what_the_commands_print(
+    serve: Any, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word for word, with the errors that give the exit status."""
+    pay = idempotent(operation="pay a basket", lease=120, reconcile=not_yet)(creates())
+    serve(path("pay-a-basket/", pay), path("orders/", idempotent(creates())))
+    monkeypatch.chdir(tmp_path)
+    keys()
+    shown = {command: text for command, text in SHOWN.items() if not command.startswith(ELSEWHERE)}
+    assert len(shown) == 6
+    for command, text in shown.items():
+        error = ""
+        try:
+            call_command(*shlex.split(command))
+        except CommandError as raised:
+            error = f"CommandError: {raised}\n"
+        assert told(capsys.readouterr().out + error) == told(re.sub(r"(?m)^ {4}", "", text)), command
