@@ -79,7 +79,6 @@ NOT_YET = {
     "docs/monitoring.md",
     "docs/operations.md",
     "docs/options.md",
-    "docs/performance.md",
     "docs/privacy.md",
     "docs/recipes.md",
     "docs/runbook.md",
