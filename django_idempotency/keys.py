@@ -119,7 +119,7 @@ def key_reference(key: str) -> str:
 
 
 def derived_key(*, scope: str, operation: str, key: str, step: str) -> str:
-    """Return the derived key of a call, which you can use to find the call in the external service.
+    """Return the derived key of a call, which you can use to find the call in the called service's records.
 
     No database is read. The derived key is the one that `operation.derive_key(step)` returns. It is the same in every
     attempt, process and release of the package, as long as the project's `NAMESPACE` doesn't change.

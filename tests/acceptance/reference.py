@@ -282,7 +282,7 @@ def command(name: str) -> str:
     common, own, named = shared(), [], []
     for each, text in arguments(name):
         if common.get(each) == text.removesuffix(REPEATED):
-            named.append(f"`{each.partition(' ')[0]}`{' (may be repeated)' * text.endswith(REPEATED)}")
+            named.append(f"`{each.partition(' ')[0]}`{' …' * text.endswith(REPEATED)}")
         else:
             own.append(f"* `{each}`: {text}")
     above = f"* {', '.join(named)}: [as above](#arguments-of-several-commands)."

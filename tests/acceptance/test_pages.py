@@ -44,7 +44,7 @@ BUDGETS = {
     "docs/keys.md": 850,
     "docs/problems.md": 400,
     "docs/api.md": 2500,
-    "docs/commands.md": 1600,
+    "docs/commands.md": 1650,  # two checks more
     "docs/signals.md": 650,
     "docs/versions.md": 450,
     "docs/upgrading.md": 600,
@@ -63,7 +63,6 @@ TABLES, CELL = 2, 25
 NOT_YET = {
     "SECURITY.md",
     "docs/agentic-commerce.md",
-    "docs/api.md",
     "docs/backends.md",
     "docs/callers.md",
     "docs/clients.md",
