@@ -74,7 +74,6 @@ NOT_YET = {
     "docs/interrupted.md",
     "docs/keys.md",
     "docs/leased.md",
-    "docs/managed-databases.md",
     "docs/monitoring.md",
     "docs/operations.md",
     "docs/options.md",
