@@ -19,15 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 from pkgutil import walk_packages
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from tests.acceptance.problems import codes, every_problem
 from tests.pages import with_part
-
-if TYPE_CHECKING:
-    from django_idempotency import Idempotency
-    from django_idempotency.engine.request.problems import Problem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -75,6 +72,8 @@ def pages() -> dict[str, dict[str, Callable[[], str]]]:
     """What is made, by page and name."""
     return {
         "api.md": {"names": names, "exceptions": exceptions},
+        "client.js": {"CODES": lambda: codes("  ")},
+        "client.py": {"CODES": lambda: codes("    ")},
         "commands.md": {"shared": shared_arguments} | {name: lambda name=name: command(name) for name in COMMANDS},
         "monitoring.md": {"signals": signals, "metrics": metrics},
         "problems.md": {"answers": answers},
@@ -86,8 +85,15 @@ def updated(page: str, parts: dict[str, Callable[[], str]]) -> str:
     """The page's text with its parts as they should be."""
     text = (DOCS / page).read_text()
     for name, make in parts.items():
-        text = with_part(text, name, make().strip())
+        text = with_part(text, name, make().strip()) if page.endswith(".md") else with_table(text, name, make())
     return text
+
+
+def with_table(code: str, name: str, rows: str) -> str:
+    """The code with these rows in the table of that name."""
+    head, rest = re.split(rf"(?m)^(?={re.escape(name)} = |const {re.escape(name)} = )", code)
+    first, rest = rest.split("\n", 1)
+    return f"{head}{first}\n{rows}{rest[rest.index('}') :]}"
 
 
 def whom() -> dict[str, str]:
@@ -294,29 +300,6 @@ def argument(action: argparse.Action) -> str:
         return action.option_strings[-1]
     value = "{" + ",".join(action.choices) + "}" if action.choices else action.metavar or action.dest.upper()
     return f"{action.option_strings[-1]} {value}"
-
-
-def every_problem(options: Idempotency) -> list[Problem]:
-    """Each problem that the server can answer with, under these options."""
-    from django_idempotency.engine.protocol.outcomes import Snapshot
-    from django_idempotency.engine.request import problems
-
-    return [
-        problems.missing_key(options),
-        problems.invalid_key(options, "…"),
-        problems.anonymous_refused(),
-        problems.credential_refused(),
-        problems.replay_refused(),
-        problems.outstanding(options),
-        problems.outcome_unknown(),
-        problems.key_too_old(),
-        problems.response_not_stored(Snapshot(status_code=201, headers=(), body=None)),
-        problems.length_required(),
-        problems.body_too_large(),
-        problems.already_used(options),
-        problems.store_busy(),
-        problems.paused(),
-    ]
 
 
 def answers() -> str:

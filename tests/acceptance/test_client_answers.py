@@ -15,10 +15,9 @@ import httpx
 import pytest
 from django.test import RequestFactory
 
-from django_idempotency import Idempotency, idempotent
-from django_idempotency.engine.conf import resolve
+from django_idempotency import idempotent
 from tests.acceptance.documented_clients import DOCS, NODE, Place, node, place_order, python_client, python_outbox
-from tests.acceptance.reference import every_problem
+from tests.acceptance.problems import answers_by_code
 from tests.views import creates
 
 __all__ = ["place_order"]
@@ -30,15 +29,6 @@ TOLD_FOR = {"retry": {"id": 7}, "log-in": "NotConfirmed", "look-up": "Processed"
 
 CODE = re.compile(r"(?m)^### `([a-z-]+)`\n\n([\d, ]+): ")
 """A heading for each code, because `type` may lead to it, and the statuses with which it comes."""
-
-
-def answers_of_the_server() -> dict[str, str]:
-    """The meaning of each problem that the server can answer with, by status and code."""
-    told = {}
-    for mismatch in (422, 409):
-        options = resolve(Idempotency(mismatch_status=mismatch))
-        told |= {f"{problem.status} {problem.code}": str(problem.meaning) for problem in every_problem(options)}
-    return told | {"429 in-progress": told["409 in-progress"]}  # of a server of 0.4.0, or by its own ERROR_RESPONSE
 
 
 class Scripted:
@@ -126,7 +116,7 @@ def test_a_retry_is_the_same_request(server: Scripted, place_order: Place, answe
 
 def test_each_code_has_one_meaning_everywhere() -> None:
     """The server, both clients and the page on problems agree, and the page for clients explains each meaning."""
-    server = answers_of_the_server()
+    server = answers_by_code()
     assert python_client()["CODES"] == server
     _, *parts = re.split(r"(?m)^## `([a-z-]+)`: ", (DOCS / "problems.md").read_text())
     told = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -151,7 +141,7 @@ def test_the_page_shows_a_response_of_the_server() -> None:
     assert shown == f"{status}\n{response.serialize().decode()}\n".replace("\r", "")
 
 
-@pytest.mark.parametrize(("answer", "meaning"), answers_of_the_server().items())
+@pytest.mark.parametrize(("answer", "meaning"), answers_by_code().items())
 def test_the_clients_do_what_the_code_means(server: Scripted, place_order: Place, answer: str, meaning: str) -> None:
     """They send again, or raise what says why they do not."""
     status, code = answer.split()
@@ -161,7 +151,7 @@ def test_the_clients_do_what_the_code_means(server: Scripted, place_order: Place
     assert len(server.times) == (2 if meaning == "retry" else 1)
 
 
-BEFORE_THE_CLAIM = [answer for answer, meaning in answers_of_the_server().items() if meaning == "final"]
+BEFORE_THE_CLAIM = [answer for answer, meaning in answers_by_code().items() if meaning == "final"]
 LOST: Answer = (500, {}, "")
 """The worker may have died after its COMMIT: the order may exist."""
 STORAGE = "{kept: {}, getItem(name) { return this.kept[name] ?? null; }, setItem(n, text) { this.kept[n] = text; }}"
