@@ -45,7 +45,7 @@ from django.utils.datastructures import ImmutableList, MultiValueDict
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options
 from ..protocol.digests import digest
-from ..protocol.versions import Fingerprint, fingerprint, integer, number, versioned
+from ..protocol.versions import MAX_PLAIN, Fingerprint, fingerprint, integer, number, versioned
 from .problems import Refused, body_too_large, length_required
 
 MAX_PARSED_BYTES = 128 * 1024
@@ -133,9 +133,10 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
         return fingerprint("request 4", ascii((*parts, sha256(request.body).digest())))
 
 
+@lru_cache(maxsize=16)
 def _kind(content_type: str) -> str:
     """Return the content type, of which all kinds of JSON are one, such as application/vnd.api+json."""
-    if JSON.fullmatch(content_type) is None or content_type.endswith(PATCHES):
+    if content_type == "application/json" or not JSON.fullmatch(content_type) or content_type.endswith(PATCHES):
         return content_type
     return versioned("'application/json'", ascii(content_type))
 
@@ -351,7 +352,11 @@ def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_float=number, parse_int=lambda text: integer(int(text)), object_pairs_hook=_sorted)
+def _literal(text: str) -> Any:
+    return int(text) if len(text) <= MAX_PLAIN else integer(int(text))
+
+
+_DECODER = json.JSONDecoder(parse_float=number, parse_int=_literal, object_pairs_hook=_sorted)
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import ForeignKey, Model
 
 from ....exceptions import IdempotencyConfigurationError
-from .parts import HandedOn, Verified, escaped, place_of
+from .parts import NOTHING, HandedOn, Verified, escaped, place_of
 
 KINDS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
 """Models of access tokens. A client may get a new token before a retry, so the row doesn't identify the caller."""
@@ -27,11 +27,11 @@ def verified(handed: HandedOn) -> Verified:
     """
     row = handed.token
     if not isinstance(row, Model) or hasattr(row, "is_authenticated"):
-        return Verified()  # a user's own foreign keys do not identify a token's client
+        return NOTHING  # a user's own foreign keys do not identify a token's client
     if handed.user is not None:
         return Verified(client=client_of(row))
     if not is_access_token(row):
-        return Verified()  # the row itself is the caller
+        return NOTHING  # the row itself is the caller
     client, owner = client_of(row), _target(row, row._meta.get_field("user"))
     if client is None and owner is None:
         raise IdempotencyConfigurationError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -33,8 +32,8 @@ ACCESS_TOKEN = "access_token"  # nosec B105  # noqa: S105 (a name)
 """How RFC 6750 names a token in a form or in the query."""
 
 
-def sent_credentials(request: Any, *, refuse: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each credential that was sent, without placeholders.
+def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
+    """Return the value of each credential that was sent by its name, without placeholders.
 
     Args:
         refuse: whether to refuse an `Authorization` header whose value may change, instead of ignoring it.
@@ -42,25 +41,28 @@ def sent_credentials(request: Any, *, refuse: bool = False) -> Iterator[tuple[st
     Raises:
         Refused: the scheme of the `Authorization` header is not on the list.
     """
+    sent: dict[str, str] = {}
     for header in get_settings().credential_headers:
         value = request.META.get(meta_name(header), "").strip()
         if value and header.lower() == "authorization":
             value = _authorization(value, refuse=refuse)
         if value.lower() not in PLACEHOLDERS:
-            yield header.lower(), value
+            sent[header.lower()] = value
     if (token := access_token(request)).lower() not in PLACEHOLDERS:
-        yield f"?{ACCESS_TOKEN}", token  # no header has such a name
+        sent[f"?{ACCESS_TOKEN}"] = token  # no header has such a name
+    return sent
 
 
 def access_token(request: Any) -> str:
     """Return the token in the query, or in a form that has been read, as RFC 6750 allows; empty if there is none."""
     django_request = getattr(request, "_request", request)
-    with suppress(TooManyFieldsSent):
+    try:
         sent = django_request.GET.getlist(ACCESS_TOKEN)
-        # A form that nobody has read has authenticated nobody.
-        form = getattr(django_request, "_post", None)
-        return "\n".join([*sent, *(form.getlist(ACCESS_TOKEN) if form else ())])
-    return ""
+    except TooManyFieldsSent:
+        return ""
+    # A form that nobody has read has authenticated nobody.
+    form = getattr(django_request, "_post", None)
+    return "\n".join([*sent, *(form.getlist(ACCESS_TOKEN) if form else ())])
 
 
 def is_credential(place: str) -> bool:

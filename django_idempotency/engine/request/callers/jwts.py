@@ -15,7 +15,7 @@ from typing import Any
 
 from ..problems import Refused, token_not_handed_on
 from .credentials import ACCESS_TOKEN, access_token, is_credential, sent_credentials
-from .parts import HandedOn, Verified, escaped, hashed, sent
+from .parts import NOTHING, HandedOn, Verified, escaped, hashed, sent
 from .users import in_a_table, logged_in
 
 SUBJECTS = ("sub", "user_id")
@@ -50,12 +50,12 @@ def verified(handed: HandedOn) -> Verified:
     """Return what the claims that were handed on say: a client, an issuer or, without a user, the account."""
     claims = claims_of(handed.token)
     if handed.user is None:
-        return Verified() if claims is None else Verified(account=_account(claims, handed.authenticator))
+        return NOTHING if claims is None else Verified(account=_account(claims, handed.authenticator))
     stranger = not in_a_table(handed.user)
     if claims is None and stranger:
         claims = claims_of(getattr(handed.user, "token", None))  # such as that of a `TokenUser`
     if claims is None:
-        return Verified()
+        return NOTHING
     client, issuer = _client(claims), claims.get("iss")
     return Verified(
         client=None if client is None else hashed("client", client),
@@ -85,7 +85,7 @@ def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
     if not names:
         return None
     others = []
-    for name, value in sent_credentials(request):
+    for name, value in sent_credentials(request).items():
         tokens = [*tokens_in(value)]
         if not any(_client(claims) for claims in tokens):  # a renewed token names the same client
             others.append((f"sent {name}", str([*map(_steady, tokens)]) if tokens else value))

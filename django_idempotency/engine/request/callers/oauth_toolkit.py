@@ -13,22 +13,27 @@ from django.db.models import Model
 
 from .access_tokens import belongs_to, client_of
 from .credentials import access_token
-from .parts import HandedOn, Verified
+from .parts import NOTHING, HandedOn, Verified
+
+
+def may_know(request: Any) -> bool:
+    """Return whether the toolkit is there at all, or a token that its middleware would have found."""
+    return apps.is_installed("oauth2_provider") or hasattr(request, "access_token")
 
 
 def verified(request: Any, handed: HandedOn) -> Verified:
     """Return the client of the access token with which the user was authenticated, or of a token without a user."""
     if handed.user is None and not hasattr(request, "resource_owner"):
-        return Verified()
+        return NOTHING
     row = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware, which checks no date
     if isinstance(row, Model) and belongs_to(row, handed.user) and not getattr(row, "is_expired", bool)():
         return Verified(client=client_of(row))
     scheme = request.META.get("HTTP_AUTHORIZATION", "").split()[:1]
     sent = scheme[0].lower() == "bearer" if scheme else access_token(request)
     if not sent or not apps.is_installed("oauth2_provider"):
-        return Verified()
+        return NOTHING
     backends = import_module("oauth2_provider.oauth2_backends")
     _, checked = backends.get_oauthlib_core().verify_request(request, scopes=[])
     row = getattr(checked, "access_token", None)
     # A token of somebody else beside a session says nothing about who acts for the session's user.
-    return Verified(client=client_of(row)) if isinstance(row, Model) and belongs_to(row, handed.user) else Verified()
+    return Verified(client=client_of(row)) if isinstance(row, Model) and belongs_to(row, handed.user) else NOTHING

@@ -50,6 +50,20 @@ class Verified:
     issuer: str | None = None
     claims_known: bool = False
 
+    def beside(self, other: Verified) -> Verified:
+        """Return both. Where they say the same, this one counts."""
+        if other is NOTHING:
+            return self
+        return Verified(
+            account=self.account or other.account,
+            client=self.client or other.client,
+            issuer=self.issuer or other.issuer,
+            claims_known=self.claims_known or other.claims_known,
+        )
+
+
+NOBODY, NOTHING = HandedOn(), Verified()
+
 
 def scope_text(verified: Verified, claimed: str | None) -> str | None:
     """Return the scope made of these parts, or None if nothing has been verified.

@@ -15,8 +15,8 @@ from ...conf import Options, resolve
 from ...events import harmless
 from ..problems import Refused, anonymous_refused
 from . import access_tokens, browsers, credentials, jwts, oauth_toolkit, tokens
-from .parts import HandedOn, Verified, hashed, scope_text
-from .users import scope_of_user, user_of
+from .parts import NOBODY, NOTHING, HandedOn, Verified, hashed, scope_text
+from .users import in_a_table, scope_of_user, user_of
 
 ANONYMOUS = "anonymous"
 RESERVED = frozenset({"auth", "csrf", "session"})
@@ -28,7 +28,7 @@ _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 def handed_on(request: Any) -> HandedOn:
     """Return what Django, or the project's middleware, has established about the caller."""
     user = user_of(request)
-    return HandedOn() if user is None else HandedOn(user=user, token=getattr(request, "auth", None))
+    return NOBODY if user is None else HandedOn(user=user, token=getattr(request, "auth", None))
 
 
 def caller_of(request: Any, handed: HandedOn, options: Options) -> str:
@@ -39,23 +39,24 @@ def caller_of(request: Any, handed: HandedOn, options: Options) -> str:
         Refused: the caller cannot be told apart from others.
     """
     known = verified(request, handed)
+    if known is NOTHING:  # not even a user, beside whom the claims of a token that was sent would count
+        return _claimed(request, options)
     return scope_text(known, jwts.claimed(request, handed, known)) or _claimed(request, options)
 
 
 def verified(request: Any, handed: HandedOn) -> Verified:
-    """Return what the sources have verified. Where several say the same, the first one counts."""
-    known = [Verified() if handed.user is None else Verified(account=scope_of_user(handed.user))]
-    known += [access_tokens.verified(handed), jwts.verified(handed)]
-    if not any(each.client for each in known):
-        known.append(oauth_toolkit.verified(request, handed))
-    if handed.token is not None and not any(each.account or each.client for each in known):
-        known.append(tokens.verified(handed))
-    return Verified(
-        account=next((each.account for each in known if each.account), None),
-        client=next((each.client for each in known if each.client), None),
-        issuer=next((each.issuer for each in known if each.issuer), None),
-        claims_known=any(each.claims_known for each in known),
-    )
+    """Return what the sources have verified. Those that can know nothing about this request are not asked."""
+    user, token = handed.user, handed.token
+    known = NOTHING if user is None else Verified(account=scope_of_user(user))
+    if token is not None:
+        known = known.beside(access_tokens.verified(handed)).beside(jwts.verified(handed))
+    elif user is not None and not in_a_table(user):
+        known = known.beside(jwts.verified(handed))  # such a user may hold the token itself
+    if not known.client and oauth_toolkit.may_know(request):
+        known = known.beside(oauth_toolkit.verified(request, handed))
+    if token is not None and not (known.account or known.client):
+        known = known.beside(tokens.verified(handed))
+    return known
 
 
 def _claimed(request: Any, options: Options) -> str:
@@ -67,8 +68,9 @@ def _claimed(request: Any, options: Options) -> str:
     """
     # All credentials are hashed together: tenants behind one gateway may send the same Authorization header and
     # different API keys. The values are separated by a line feed, which no header value can contain.
-    found = credentials.sent_credentials(request, refuse=True)
-    sent = {f"sent+{name}" if name in RESERVED else name: value for name, value in found}
+    sent = credentials.sent_credentials(request, refuse=True)
+    if not RESERVED.isdisjoint(sent):
+        sent = {f"sent+{name}" if name in RESERVED else name: value for name, value in sent.items()}
     if not any(map(credentials.identifies, sent.values())):
         cookies = dict(browsers.sent_cookies(request))
         if not cookies and options.anonymous == "refuse":
