@@ -12,7 +12,6 @@ from inspect import isfunction
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model
 
 from ..engine.declare.wrappers import dotted_name, innermost, unwrapped
@@ -65,7 +64,14 @@ def _users(check: Callable[..., Any]) -> Iterator[Any]:
 
 
 def _is_stranger(user: type) -> bool:
-    return _has(user, "is_authenticated") and not _has(user, "token") and not issubclass(user, (AnonymousUser, Model))
+    if _is_anonymous(user) or issubclass(user, Model):
+        return False
+    return _has(user, "is_authenticated") and not _has(user, "token")
+
+
+def _is_anonymous(user: type) -> bool:
+    """By name, because the class can't be imported in a project without `django.contrib.auth`."""
+    return any(dotted_name(base) == "django.contrib.auth.models.AnonymousUser" for base in user.__mro__)
 
 
 def _has(user: type, attribute: str) -> bool:
