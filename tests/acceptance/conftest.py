@@ -132,11 +132,12 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Any:
     gateway: Any = ModuleType("shop.gateway")
     gateway.books, gateway.down = books, False
 
-    def charge(amount: int, *, idempotency_key: str, metadata: Any = None) -> Any:
-        books.setdefault(idempotency_key, {"id": f"ch_{len(books) + 1}"})
+    def charge(amount: int, *, idempotency_key: str = "", reference: str = "", metadata: Any = None) -> Any:
+        key = idempotency_key or reference
+        books.setdefault(key, {"id": f"ch_{len(books) + 1}"})
         if gateway.down:
             raise TimeoutError
-        return books[idempotency_key]
+        return books[key]
 
     gateway.charge, gateway.find = charge, books.get
     monkeypatch.setitem(sys.modules, "shop.gateway", gateway)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from django.test import Client
-from django.urls import path
+from django.urls import clear_url_caches, include, path
 
 from django_idempotency.keys import caller_scope
+from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key, scope_of_user
-from tests.shopapp.models import Order
+from tests.shopapp.models import Order, Purchase
 
 pytest.importorskip("rest_framework")
 
@@ -75,3 +77,34 @@ def test_the_schema_shows_the_projects_own_errors(run: Any, settings: Any) -> No
         "503",
     ]
     assert list(made["components"]["schemas"]["Error"]["properties"]) == ["code", "detail", "reference"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("down", [False, True])
+def test_an_action_captures_once(
+    run: Any, serve: Any, client: Client, gateway: Any, django_user_model: Any, down: bool
+) -> None:
+    """Also if the gateway hangs up after the charge. Another order's capture is its own."""
+    from rest_framework.routers import DefaultRouter
+
+    sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
+    router = DefaultRouter()
+    router.register("orders", run("docs/drf.md", "shop/capture.py").OrderViewSet, basename="order")
+    clear_url_caches()
+    serve(path("", include(router.urls)))
+    client.raise_request_exception = False
+    client.force_login(django_user_model.objects.create_user("ann"))
+    orders = [Order.objects.create(reference="ann", amount=5) for _ in range(2)]
+
+    def capture(order: Order) -> tuple[int, Any]:
+        answer = client.post(f"/orders/{order.pk}/capture/", headers={"Idempotency-Key": f"order-{order.pk}"})
+        return answer.status_code, answer.headers.get("Idempotency-Replayed")
+
+    gateway.down = down
+    if down:
+        assert capture(orders[0])[0] == 500
+        gateway.down = False
+    assert [capture(order) for order in (*orders, *orders)] == [(201, "false")] * 2 + [(201, "true")] * 2
+    assert len(gateway.books) == 2
+    assert sorted(Purchase.objects.values_list("number", "amount")) == [("ch_1", 5), ("ch_2", 5)]
+    assert set(IdempotencyKey.objects.values_list("operation", flat=True)) == {"capture an order"}

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 from django.db.models import F
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
+from django.urls import path
 from django.utils import timezone
 
+from django_idempotency import IdempotencyConfigurationError, idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
 from tests.shopapp.models import Order, Outbox
@@ -220,3 +222,42 @@ def test_an_asyncio_consumer_acknowledges_what_is_done(run: Any, monkeypatch: py
     events = [{"id": "deadlock", "order": "a"}, {"id": "done", "order": "b"}]
     failed, done = asyncio.run(consume(events, acknowledge))
     assert (type(failed), done.replayed, acknowledged) == (OperationalError, False, ["done"])
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_two_refunds_of_one_payment_at_once_are_both_booked(run: Any, serve: Any, in_threads: Any) -> None:
+    """Each under its own id, and delivered twice: the row that both change is locked."""
+    hooks = run("docs/events.md", "shop/webhooks.py")
+    serve(path("refunded/", hooks.refunded))
+    Order.objects.create(reference="a book", amount=20)
+
+    def deliver(number: int) -> int:
+        body = b'{"id": "re_%d", "type": "refunded", "order": "a book", "amount": %d}' % (number % 2, 3 + number % 2)
+        signature = {"X-Signature": hooks.hmac.new(hooks.SECRET, body, "sha256").hexdigest()}
+        return Client().post("/refunded/", body, content_type="application/json", headers=signature).status_code
+
+    assert set(in_threads(4, deliver)) <= {204, 409}
+    assert {deliver(number) for number in range(2)} == {204}
+    assert Order.objects.get().amount == 13
+
+
+@pytest.mark.django_db
+def test_a_page_that_a_gateway_returns_to_books_once(run: Any, serve: Any, client: Client, gateway: Any) -> None:
+    """It is loaded again, and the webhook books the same payment. An id that isn't paid books nothing."""
+    paid = {"pay_1": {"id": "pay_1", "amount": 5, "status": "paid"}, "pay_2": {"id": "pay_2", "status": "open"}}
+    gateway.payment = paid.get
+    sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
+    module = run("docs/views.md", "shop/returned.py")
+    serve(path("returned/", module.returned))
+
+    answers = [client.get("/returned/", {"payment": "pay_1"}) for _ in range(2)]
+    module.book(paid["pay_1"])
+
+    order = Order.objects.get()
+    assert {(answer.status_code, answer["Location"]) for answer in answers} == {(302, f"/thanks/{order.pk}/")}
+    for unknown in ({"payment": "pay_2"}, {"payment": "pay_3"}, {}):
+        assert client.get("/returned/", unknown).status_code == 404
+    assert Order.objects.count() == 1
+    with pytest.raises(IdempotencyConfigurationError, match="must not change anything"):
+        idempotent(methods=("GET",))

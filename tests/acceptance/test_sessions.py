@@ -158,3 +158,37 @@ def test_messages_and_cookies_of_the_first_answer_are_not_replayed(client: Clien
 
     assert retry["Idempotency-Replayed"] == "true"
     assert (set(first.cookies), set(retry.cookies)) == ({"last_order", "messages"}, set())
+
+
+def shows_messages(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(", ".join(str(message) for message in messages.get_messages(request)))
+
+
+@override_settings(MESSAGE_STORAGE="django.contrib.messages.storage.session.SessionStorage")
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_message_in_the_session_waits_for_the_next_page(shopper: Client, serve: Any, dies: bool) -> None:
+    """The first request has saved it, unless its worker died before that."""
+    serve(path("order/", says_so), path("next/", shows_messages))
+    if dies:
+        with override_settings(MIDDLEWARE=below_sessions(dies_after_the_view)), pytest.raises(SystemExit):
+            shopper.post("/order/", headers=KEY)
+    else:
+        shopper.post("/order/", headers=KEY)
+    retrying = Client()
+    retrying.cookies = shopper.cookies
+
+    assert retrying.post("/order/", headers=KEY)["Idempotency-Replayed"] == "true"
+
+    assert [retrying.get("/next/").content for _ in range(2)] == [b"" if dies else b"ordered", b""]
+
+
+def test_a_link_that_expires_is_replayed_as_it_was(client: Client, serve: Any) -> None:
+    """A page that makes the link isn't stored: it makes another one for each request."""
+    made = iter(range(10))
+
+    def link(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(f"/file?token={next(made)}")
+
+    serve(path("order/", idempotent(link)), path("file/", link))
+    assert [client.post("/order/", headers=KEY).content for _ in range(2)] == [b"/file?token=0"] * 2
+    assert [client.get("/file/").content for _ in range(2)] == [b"/file?token=1", b"/file?token=2"]
