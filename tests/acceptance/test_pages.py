@@ -65,8 +65,6 @@ NOT_YET = {
     "docs/agentic-commerce.md",
     "docs/backends.md",
     "docs/callers.md",
-    "docs/clients.md",
-    "docs/databases.md",
     "docs/drf.md",
     "docs/events.md",
     "docs/guarantees.md",
