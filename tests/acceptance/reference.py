@@ -75,7 +75,7 @@ def pages() -> dict[str, dict[str, Callable[[], str]]]:
         "client.js": {"CODES": lambda: codes("  ")},
         "client.py": {"CODES": lambda: codes("    ")},
         "commands.md": {"shared": shared_arguments} | {name: lambda name=name: command(name) for name in COMMANDS},
-        "monitoring.md": {"signals": signals, "metrics": metrics},
+        "signals.md": {"signals": signals, "metrics": metrics},
         "problems.md": {"answers": answers},
         "options.md": {"serves": serves},
     }
@@ -225,7 +225,7 @@ TOLD = {
     "from_header": "events.md#webhooks",
     "list_endpoints": "commands.md#idempotency_endpoints",
     "derived_key": "leased.md#the-derived-key",
-    "key_reference": "monitoring.md#logs",
+    "key_reference": "signals.md#events",
 }
 """Names that another page explains: the reference has their first line."""
 RAISED = {*import_module("django_idempotency.exceptions").__all__, "InvalidKey"} - {"IdempotencyConfigurationError"}
@@ -340,19 +340,22 @@ def signals() -> str:
     for name, text in re.findall(r'(?ms)^ {8}"(\w+)": (.*?)(?=^ {8}"|^$)', source):
         told = " ".join(text.split())
         lines.append(f"* `{name}`: {told}")
-    levels = ", ".join(f"`{name}` ({logging.getLevelName(level)})" for name, level in events.LEVELS.items())
+    by_level: dict[int, list[str]] = {}
+    for name, level in events.LEVELS.items():
+        by_level.setdefault(level, []).append(f"`{name}`")
+    levels = "; ".join(f"{', '.join(names)} at {logging.getLevelName(level)}" for level, names in by_level.items())
     repeated = (
-        "A run that fails logs its `held` event at the ERROR level. So does each process for the first retry that it "
-        "refuses; for the others, and where `reconcile` does not know yet, the level is INFO."
+        "Of `held`, only a run that fails and each process's first refused retry are ERROR; the others, and those "
+        "where `reconcile` does not know yet, are INFO."
     )
-    return "\n".join([*lines, "", f"All events are logged at level INFO, except for these: {levels}. {repeated}"])
+    return "\n".join([*lines, "", f"Log levels: {levels}; all others at INFO. {repeated}"])
 
 
 def metrics() -> str:
     """Each metric as a scrape names it."""
     from django_idempotency import metrics as module
 
-    meanings = {"idempotency_key_outcomes_total": "How often each [event](#signals) happened."}
+    meanings = {"idempotency_key_outcomes_total": "How often each [event](#events) happened."}
     meanings["idempotency_keys_purged_total"] = "Expired keys that this process has deleted."
     meanings |= {f"idempotency_keys_{name}": text for name, text in module.GAUGES.items()}
     told: dict[str, list[str]] = {}  # several metrics may have one meaning

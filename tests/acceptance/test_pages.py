@@ -45,7 +45,7 @@ BUDGETS = {
     "docs/problems.md": 400,
     "docs/api.md": 2500,
     "docs/commands.md": 1650,  # two checks more
-    "docs/signals.md": 650,
+    "docs/signals.md": 850,  # two generated lists
     "docs/versions.md": 450,
     "docs/upgrading.md": 600,
     # Explain
@@ -79,7 +79,6 @@ NOT_YET = {
     "docs/recipes.md",
     "docs/runbook.md",
     "docs/sessions.md",
-    "docs/signals.md",
     "docs/views.md",
 }
 """Pages that are still to be written for one reader: the list only gets shorter."""
