@@ -1,4 +1,4 @@
-"""The first five lines of docs/performance.md: what a project wants to know before all tables."""
+"""The first lines of docs/performance.md: what a project wants to know before all tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
     near, far = ({one.name: one for one in figures} for figures in (asked.near, asked.far))
     first, replay, leased = near["first request"], near["replay"], near["leased: a call and a write"]
     bare, bare_far = near["bare view"], far["bare view"]
+    floor, floor_replay = near[requests.FLOOR], near[requests.FLOOR_REPLAY]
     (alone,) = (one.rate for one in cleaned if one.name == cleanup.ALONE)
     lines = (
         f"**A first request** takes {first.ratio(bare):.2f} times as long as a view with one INSERT. If a round trip "
         f"to the database takes 0.5 ms, the factor is {far[first.name].ratio(bare_far):.2f}. The package adds two "
         "statements but no round trips.",
+        f"**The floor** is the same messages to the database, with everything hard-coded. A first request takes "
+        f"{first.ratio(floor):.2f} times as long as the floor's, and a replay {replay.ratio(floor_replay):.2f} times: "
+        "that is what options, callers, comparisons and guards cost.",
         f"**A replay** takes {replay.ratio(bare):.2f} times as long as that view. With a round trip of 0.5 ms, the "
         f"factor is {far[replay.name].ratio(bare_far):.2f}. A replay needs two round trips and writes nothing.",
         f"**The worker's CPU time** for a first request is {first.cpu_ratio(bare):.2f} times the CPU time for that "

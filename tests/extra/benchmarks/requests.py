@@ -18,6 +18,7 @@ from django.test import RequestFactory
 
 from django_idempotency import idempotent, run_once
 from tests.extra.benchmarks import plots
+from tests.extra.benchmarks.floor import floor
 from tests.extra.benchmarks.page import table
 from tests.extra.benchmarks.views import bare, by_hand, job, leased, protected
 from tests.tap import tapped
@@ -27,6 +28,8 @@ FACTORY = RequestFactory()
 DELAY = 0.0005
 """Seconds that a round trip takes longer: the database is on another machine."""
 TITLE = "Requests"
+FLOOR, FLOOR_REPLAY = "the floor: first request, hard-coded", "the floor: replay, hard-coded"
+"""See `floor.py`."""
 
 
 @dataclass
@@ -96,7 +99,9 @@ def cases(done: str, busy: str) -> dict[str, Callable[[], Any]]:
     return {
         "bare view": answers(bare, 201),
         "first request": answers(protected, 201),
+        FLOOR: answers(floor, 201),
         "replay": answers(protected, 201, done),
+        FLOOR_REPLAY: answers(floor, 201, done),
         "mismatch": answers(protected, 422, done, json.dumps({"item": "coffee", "quantity": 1})),
         "conflict": answers(protected, 409, busy),
         "leased: a call and a write": answers(leased, 201),
@@ -147,6 +152,7 @@ def _measure(delay: float | None, rounds: int, each: int) -> list[Figures]:
     done, busy = str(uuid4()), str(uuid4())
     protected(request(done))
     by_hand(request(done))
+    floor(request(done))
     with running(busy), nullcontext() if delay is None else tapped(delay):
         sends = cases(done, busy)
         figures = {name: Figures(name) for name in sends}

@@ -16,6 +16,7 @@ from django.db import connection
 from django.test.runner import DiscoverRunner
 from django.test.utils import setup_test_environment
 
+from tests.extra.benchmarks import floor
 from tests.extra.benchmarks.views import HandMadeKey
 
 
@@ -27,6 +28,7 @@ def build() -> None:
     call_command("flush", verbosity=0, interactive=False)
     with connection.schema_editor() as editor:
         editor.create_model(HandMadeKey)
+    floor.build()
     with connection.cursor() as cursor:
         cursor.execute("ALTER SYSTEM SET fsync = on")
         cursor.execute("SELECT pg_reload_conf()")
