@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +12,16 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from django.core.management import call_command
+from django.urls import clear_url_caches, path
 
-def test_keys_outside_the_database(run: Any, monkeypatch: Any, settings: Any, rf: Any) -> None:
+from tests.acceptance.pages import ROOT
+
+
+def test_keys_outside_the_database(run: Any, serve: Any, client: Any, monkeypatch: Any, settings: Any) -> None:
     """An ingestion view, a consumer, and a backend of the project's own: each event is published once.
 
-    A message without a usable key, or whose work fails, stops no other.
+    A message without a usable key, or whose work fails, stops no other. The command prints what the page shows.
     """
     published: list[tuple[bytes, str]] = []
     stored: dict[str, bytes] = {}
@@ -39,14 +47,19 @@ def test_keys_outside_the_database(run: Any, monkeypatch: Any, settings: Any, rf
     ways = {"BACKEND": "shop.own_backend.StoreBackend", "OPTIONS": {"address": "here"}}
     settings.IDEMPOTENCY = {"BACKENDS": {"events": ways}}
 
-    view = run("docs/backends.md", "shop/ingestion.py").ingest
-    answers = [
-        view(rf.post("/ingest/", b"21 C", content_type="text/plain", headers={"X-Event-Id": "e1"})) for _ in "12"
-    ]
+    clear_url_caches()
+    serve(path("ingest/", run("docs/backends.md", "shop/ingestion.py").ingest))
+    sent = {"content_type": "text/plain", "headers": {"X-Event-Id": "e1"}}
+    answers = [client.post("/ingest/", b"21 C", **sent) for _ in "12"]
     assert [(one.status_code, one.headers["Idempotency-Replayed"]) for one in answers] == [
         (202, "false"),
         (202, "true"),
     ]
+    (console,) = re.findall(r"(?s)```console\n\$ python manage.py (.*?)```", (ROOT / "docs/backends.md").read_text())
+    command, _, shown = console.partition("\n")
+    out = io.StringIO()
+    call_command(*shlex.split(command), stdout=out)
+    assert out.getvalue() == shown
     acknowledged: list[Any] = []
     dead: list[Any] = []
     event, keyless, textless = {"id": "e2", "text": "22 C"}, {"id": ""}, {"id": "e3"}

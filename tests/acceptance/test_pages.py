@@ -63,7 +63,6 @@ TABLES, CELL = 2, 25
 NOT_YET = {
     "SECURITY.md",
     "docs/agentic-commerce.md",
-    "docs/backends.md",
     "docs/callers.md",
     "docs/drf.md",
     "docs/events.md",
