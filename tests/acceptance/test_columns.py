@@ -29,7 +29,7 @@ NOT_EXPORTED = {"scope_hash", "fingerprint", "status_code", "headers", "body", "
 
 
 def test_the_page_on_personal_data_names_each_column_that_may_hold_some() -> None:
-    text = (DOCS / "recipes.md").read_text().split("## Personal data\n")[1].partition("\n## ")[0]
+    text = (DOCS / "privacy.md").read_text().split("## Personal data\n")[1].partition("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", text)) & FIELDS
     assert (FIELDS - named, named & NOTHING_OF_A_PERSON) == (NOTHING_OF_A_PERSON, set())
 

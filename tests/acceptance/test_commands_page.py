@@ -1,4 +1,4 @@
-"""docs/commands.md shows what the commands print: each runs as it is printed there, in this order."""
+"""docs/commands.md shows what the commands print, and other pages print the same: each runs here, in that order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.factories import UserFactory
 from tests.views import creates
 
 PAGE = (ROOT / "docs/commands.md").read_text()
-SHOWN = dict(re.findall(r"(?m)^ {4}\$ python manage\.py (.*)\n((?: {4}(?!<!).*\n)+)", PAGE))
+COMMAND = re.compile(r"(?m)^ {4}\$ python manage\.py (.*)\n((?: {4}(?!<!).*\n)+)")
+SHOWN = dict(re.findall(COMMAND, PAGE))
 ELSEWHERE = ("idempotency_metrics", "check")
 """A server, and Django's own command for a project without this shop's mistakes."""
 
@@ -65,6 +66,8 @@ def test_the_page_shows_what_the_commands_print(
     keys()
     shown = {command: text for command, text in SHOWN.items() if not command.startswith(ELSEWHERE)}
     assert len(shown) == 6
+    elsewhere = dict(re.findall(COMMAND, (ROOT / "docs/privacy.md").read_text()))
+    assert elsewhere == {command: shown[command] for command in elsewhere}
     for command, text in shown.items():
         error = ""
         try:

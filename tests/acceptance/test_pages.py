@@ -74,7 +74,6 @@ NOT_YET = {
     "docs/monitoring.md",
     "docs/operations.md",
     "docs/options.md",
-    "docs/privacy.md",
     "docs/recipes.md",
     "docs/runbook.md",
     "docs/sessions.md",
