@@ -54,19 +54,17 @@ decides."""
 
 
 def works_later(response: HttpResponseBase) -> bool:
-    """Whether the body may do work of the view while the server sends it, after the key is completed.
+    """Whether a streaming body may do work of the view while the server sends it, after the key is completed.
 
     Generators and lazily made files may; a `FileResponse` of a real file, a buffer or Django's `File` does not.
     """
-    if not response.streaming:
-        return False
     file = getattr(response, "file_to_stream", None)
     return not (isinstance(file, File) or type(file).__module__ in FILES)
 
 
 def refuse_stream(response: HttpResponseBase, options: Options) -> None:
     """Raise `IdempotencyConfigurationError` for a body whose work no retry would do again."""
-    if options.store_body and works_later(response):
+    if options.store_body and response.streaming and works_later(response):
         raise IdempotencyConfigurationError(
             f"The view returned {response!r}, whose body is made after its key is completed. If the client hangs up or "
             "the body fails, the rest of its work is lost, and a retry doesn't repeat it. Do the work in the view and "

@@ -31,22 +31,11 @@ def handed_on(request: Any) -> HandedOn:
     return NOBODY if user is None else HandedOn(user=user, token=getattr(request, "auth", None))
 
 
-def caller_of(request: Any, handed: HandedOn, options: Options) -> str:
-    """Return the default scope of a request: the verified parts, and what was sent where it tells callers apart.
-
-    Raises:
-        IdempotencyConfigurationError: the user or token does not identify the caller.
-        Refused: the caller cannot be told apart from others.
-    """
-    known = verified(request, handed)
-    if known is NOTHING:  # not even a user, beside whom the claims of a token that was sent would count
-        return _claimed(request, options)
-    return scope_text(known, jwts.claimed(request, handed, known)) or _claimed(request, options)
-
-
 def verified(request: Any, handed: HandedOn) -> Verified:
     """Return what the sources have verified. Those that can know nothing about this request are not asked."""
     user, token = handed.user, handed.token
+    if user is None and token is None and not hasattr(request, "resource_owner"):
+        return NOTHING
     known = NOTHING if user is None else Verified(account=scope_of_user(user))
     if token is not None:
         known = known.beside(access_tokens.verified(handed)).beside(jwts.verified(handed))
@@ -91,11 +80,16 @@ def scope_of(
         default: whether to ignore the project's `scope=`.
 
     Raises:
-        IdempotencyConfigurationError: the project's `scope=` function or user object does not identify the caller.
+        IdempotencyConfigurationError: the project's `scope=` function, or the user or token, does not identify the
+            caller.
         Refused: the caller cannot be told apart from others.
     """
     if options.scope is None or default:
-        return caller_of(request, handed_on(request), options)
+        handed = handed_on(request)
+        known = verified(request, handed)
+        if known is NOTHING:  # not even a user, beside whom the claims of a token that was sent would count
+            return _claimed(request, options)
+        return scope_text(known, jwts.claimed(request, handed, known)) or _claimed(request, options)
     before = _asked_for.get()
     try:  # with a token for `reset`, an exception could strike before there is one
         _asked_for.set(options)
