@@ -341,7 +341,7 @@ def test_a_declined_card_gets_no_order(run: Any, serve: Any, client: Client, gat
 def test_the_add_view_of_the_admin(
     run: Any, serve: Any, admin_client: Client, django_user_model: Any, monkeypatch: Any, settings: Any
 ) -> None:
-    """The page has a key, a double click adds one row, and a person who may not add rows any more gets no replay."""
+    """An error may be corrected, a double click adds one row, and whoever may not add rows any more gets no replay."""
     html = re.findall(
         r"```html\n<!-- \S+templates/admin/shop/(\S+) -->\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL
     )
@@ -355,6 +355,8 @@ def test_the_add_view_of_the_admin(
     serve(path("admin/", shop.urls))
     add = "/admin/shopapp/order/add/"
     (key,) = re.findall(r'name="idempotency_key" value="(\S+)"', admin_client.get(add).content.decode())
+    wrong = admin_client.post(add, {"idempotency_key": key, "reference": "a book", "amount": ""})
+    assert (wrong.status_code, wrong["Idempotency-Replayed"]) == (200, "false")  # the same key corrects it
     answers = []
     for may in (True, True, False):
         monkeypatch.setattr(django_user_model, "has_perm", lambda *args, may=may: may)

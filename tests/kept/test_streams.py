@@ -12,7 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.files.base import ContentFile
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient
+from django.test import AsyncClient, RequestFactory
 from django.urls import path
 
 from django_idempotency import IdempotencyConfigurationError, get_operation, idempotent
@@ -94,11 +94,21 @@ def in_doubt(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+def writes_in_the_body(request: HttpRequest) -> Any:
+    operation = get_operation(request)
+
+    def body() -> Any:
+        yield str(operation.write("order", Order.objects.create))
+
+    return StreamingHttpResponse(body())
+
+
 urlpatterns = [path(name, idempotent(view(made))) for name, made in (WORKING | HARMLESS).items()]
 urlpatterns += [path(f"tombstone/{name}", idempotent(store_body=False)(view(made))) for name, made in WORKING.items()]
 urlpatterns += [
     path("aview", idempotent(aview)),
     path("charged", idempotent(lease=60)(charged)),
+    path("writes", idempotent(lease=60)(writes_in_the_body)),
     path("uncharged", idempotent(lease=60)(uncharged)),
     path("observed", idempotent(observe=True)(view(WORKING["generator"]))),
     path("keyless", idempotent(required=False)(view(WORKING["generator"]))),
@@ -140,6 +150,27 @@ def test_an_async_view_is_refused_too(key: str) -> None:
     with pytest.raises(IdempotencyConfigurationError, match="pass store_body=False"):
         async_to_sync(AsyncClient().post)("/aview", headers={"Idempotency-Key": key})
     assert not IdempotencyKey.objects.exists()
+
+
+def test_a_view_of_the_rest_framework_is_refused_too(rf: RequestFactory) -> None:
+    """And what it wrote is rolled back."""
+    views = pytest.importorskip("rest_framework.views")
+    from django_idempotency.rest_framework import IdempotencyMixin
+
+    def handler(self: Any, request: Any) -> Any:
+        return view(WORKING["generator"])(request)
+
+    streams: Any = type("Streams", (IdempotencyMixin, views.APIView), {"post": handler})
+    with pytest.raises(IdempotencyConfigurationError, match="store_body=False"):
+        streams.as_view()(rf.post("/", headers={"Idempotency-Key": "k"}))
+    assert Order.objects.count() == 0
+
+
+def test_a_step_in_the_body_is_not_reached(post: Post) -> None:
+    """It would run after the key is completed."""
+    with pytest.raises(IdempotencyConfigurationError, match="store_body=False"):
+        post("/writes")
+    assert (Order.objects.count(), IdempotencyKey.objects.get().status) == (0, "failed")
 
 
 def test_in_leased_mode_the_key_fails_and_a_finished_call_is_seen(post: Post) -> None:
