@@ -129,6 +129,17 @@ def test_a_user_whom_only_an_unverified_token_tells_apart_is_refused(path: str, 
     assert "or pass scope=callable(request)." in told[0]
 
 
+@paths("/plain/stranger", "/rest/stranger-none", "/ninja/stranger")
+def test_observing_tells_who_would_be_refused(path: str, settings: Any, caplog: Any) -> None:
+    """The view runs."""
+    settings.IDEMPOTENCY = {"OBSERVE": True}
+    sent = {"Idempotency-Key": "k", **bearer(sub="17", iss="shops")}
+    assert Client().post(path, {}, content_type="application/json", headers=sent).status_code == 200
+    assert len(identity_urls.RUNS) == 1
+    (told,) = (one.getMessage() for one in caplog.records if "would have been refused" in one.getMessage())
+    assert "refused with 403: Idempotency-Key needs an identified caller." in told
+
+
 def test_a_token_of_that_user_in_a_cookie_separates() -> None:
     """The browser may hold tokens that nobody has asked for, so it isn't refused."""
     answers = [send("/plain/stranger", cookie=jwt(sub="17", iss=name)) for name in ("shops", "partners", "shops")]
