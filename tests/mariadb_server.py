@@ -21,10 +21,14 @@ PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 DATABASE = "shop"
 
 
+def has_driver() -> bool:
+    return find_spec("pymysql" if os.environ.get("MYSQL_DRIVER") == "pymysql" else "MySQLdb") is not None
+
+
 def missing(*files: Path, programs: tuple[str, ...] = ()) -> str:
     """What the server, or a test, needs and this machine has not."""
     needed = {
-        "mysqlclient": find_spec("MySQLdb") is not None,
+        "mysqlclient": has_driver(),
         **{program: shutil.which(program, path=PATH) is not None for program in ("mariadbd", *programs)},
         **{str(file): file.exists() for file in files},
     }

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.test import override_settings
 
 from django_idempotency import Operation, run_once
+from django_idempotency.maintenance import (
+    cleanup_idempotency_keys,
+    forget,
+    needs_attention,
+    recover_idempotency_keys,
+)
 from tests.servers import eventually
 from tests.shopapp.models import Order
 from tests.sql import ask
@@ -75,6 +82,35 @@ def test_the_connection_is_given_up(act: Callable[..., None], changes: dict[str,
         finally:
             wrapper.close()
             wrapper.close_pool()
+
+
+def unprotected(work: Callable[[], Any], key: str = "k") -> None:
+    with override_settings(IDEMPOTENCY={"ENABLED": False}):
+        atomic(work, key)
+
+
+@pytest.mark.parametrize("lock", ["django", "psycopg"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: atomic(place),
+        lambda: leased(place),
+        lambda: unprotected(place),
+        lambda: forget("s", "k"),
+        lambda: cleanup_idempotency_keys(),
+        lambda: recover_idempotency_keys(),
+        lambda: list(needs_attention()),
+    ],
+    ids=["atomic", "leased", "off", "forget", "cleanup", "recovery", "attention"],
+)
+def test_a_lock_that_was_left_held_between_two_requests(act: Callable[[], Any], lock: str) -> None:
+    """An exception can strike in a query outside our transactions, too, such as one of the project's."""
+    wrapper: Any = connections["default"]
+    wrapper.ensure_connection()
+    {"django": wrapper._thread_sharing_lock, "psycopg": wrapper.connection.lock}[lock].acquire()
+    act()
+    atomic(place, "later")
+    assert Order.objects.exists()
 
 
 @pytest.mark.parametrize("act", [atomic, leased, in_callers])

@@ -35,7 +35,7 @@ def test_a_good_project_has_nothing_to_mend() -> None:
 
 def test_the_checks_of_a_command_do_not_connect() -> None:
     """A worker that forks, such as huey's, would share the connection with its children. No test database here."""
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     assert run_checks() == []
 
 
@@ -43,9 +43,9 @@ def test_the_checks_of_a_command_do_not_connect() -> None:
 def test_a_command_that_names_databases_asks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """`check --database default`, and `migrate`."""
     monkeypatch.setattr(stores, "_STORES", {})
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     found = ids(run_checks(databases=["default"]))
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     assert found == ["E004"]
 
 
@@ -89,9 +89,9 @@ def test_e003_a_router_keeps_the_table_away(settings: Any) -> None:
 def test_e004_a_database_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told by `check --database`."""
     monkeypatch.setattr(stores, "_STORES", {})
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     (message,) = check_databases(["default"])
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     assert message.id == "django_idempotency.E004"
     assert "Use PostgreSQL, MySQL, MariaDB or SQLite." in message.msg
 
@@ -104,9 +104,9 @@ def test_e004_an_engine_without_a_store(monkeypatch: pytest.MonkeyPatch, vendor:
     """Told by each `check`, from the engine's own names: no connection is opened, and `--database` is silent."""
     monkeypatch.setitem(connections["default"].__dict__, "vendor", vendor)
     monkeypatch.setitem(connections["default"].__dict__, "display_name", name)
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     found = [*check_settings(), *check_databases(["default"])]
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     assert ids(found) == ["E004"]
     assert found[0].msg.startswith(f"database 'default' is {name} (ENGINE ")
 
@@ -123,9 +123,9 @@ def test_e004_a_database_that_speaks_mysqls_protocol(
     monkeypatch.setitem(connections["default"].__dict__, "mysql_server_info", version)
     monkeypatch.setitem(connections["default"].__dict__, "mysql_is_mariadb", False)
     monkeypatch.setitem(connections["default"].__dict__, "display_name", "MySQL")
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     messages = [*check_databases(["default"])]
-    stores.store_for.cache_clear()
+    stores._store.cache_clear()
     assert [message.msg for message in messages if message.id == "django_idempotency.E004"] == [
         f"database 'default' is {name} (ENGINE 'django.db.backends.mysql'), for which django-idempotency has no "
         "store. Use PostgreSQL, MySQL, MariaDB or SQLite."

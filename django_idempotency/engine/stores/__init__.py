@@ -12,7 +12,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ...models import IdempotencyKey
 from ..conf import Idempotency, resolve
 from .store import RunningTransaction, Store
-from .transactions import opened
+from .transactions import opened, without_held_locks
 
 __all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "alias_unless_elsewhere", "store_for"]
 
@@ -44,19 +44,28 @@ def alias_for(using: str | None) -> str:
     return using or alias_of(resolve())
 
 
-@cache  # not lru_cache, which would forget stores in a project with more than 128 aliases
 def store_for(alias: str) -> Store:
     """Return the store for a database alias. The first call may ask the database whether it has the Citus extension.
+
+    Whatever the package asks of a database begins here, so locks that an exception has left held are taken away.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.
     """
+    store = _store(alias)
+    without_held_locks(store.connection)
+    return store
+
+
+@cache  # not lru_cache, which would forget stores in a project with more than 128 aliases
+def _store(alias: str) -> Store:
     if alias not in connections:
         raise IdempotencyConfigurationError(
             f"idempotency keys should be kept in database {alias!r}, which does not exist. Known are: "
             f"{', '.join(connections)}. Correct the option `using`, or the db_for_write() of DATABASE_ROUTERS."
         )
     connection = connections[alias]
+    without_held_locks(connection)
     name = _database(connection)
     if name not in _STORES:
         raise IdempotencyConfigurationError(

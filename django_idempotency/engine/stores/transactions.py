@@ -98,6 +98,7 @@ class Transaction:
     __slots__ = ("before", "block", "connection", "has_begun", "is_outermost")
 
     def __init__(self, connection: Any) -> None:
+        without_held_locks(connection)
         self.connection = connection
         self.before = Before.of(connection)
         self.is_outermost = self.before.autocommit and not self.before.in_atomic_block
@@ -251,8 +252,7 @@ class Transaction:
         connection.in_atomic_block = before.in_atomic_block
         connection.needs_rollback = True
         if _is_stuck(connection):
-            _cut_off(connection)
-            connection.close()
+            _close_stuck(connection)
         elif not before.in_atomic_block:  # autocommit is off, and no block of the caller's will roll back
             try:
                 connection.rollback()
@@ -318,6 +318,16 @@ def give_up(connection: Any) -> None:
             connection.set_autocommit(True)
 
 
+def without_held_locks(connection: Any) -> None:
+    """Take locks away that an exception has left held between two requests, in a query outside our transactions.
+
+    Each query would wait for them forever.
+    """
+    _replace_held_lock(connection)
+    if _is_stuck(connection):
+        _close_stuck(connection)
+
+
 def _forget_blocks(connection: Any) -> None:
     connection.in_atomic_block = False
     connection.atomic_blocks, connection.savepoint_ids = [], []
@@ -341,6 +351,12 @@ def _replace_held_lock(connection: Any) -> None:
     """
     if connection._thread_sharing_lock.locked():
         connection._thread_sharing_lock = Lock()
+
+
+def _close_stuck(connection: Any) -> None:
+    """Close it; in a block of the caller's, Django then lets nothing more be done."""
+    _cut_off(connection)
+    connection.close()
 
 
 def _cut_off(connection: Any) -> None:

@@ -53,9 +53,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_runtest_setup() -> None:
     """No test may use the SQL that another one, or the making of the database, has made before the fork."""
-    from django_idempotency.engine.stores import store_for
+    from django_idempotency.engine.stores import _store
 
-    store_for.cache_clear()  # with it goes the SQL
+    _store.cache_clear()  # with it goes the SQL
 
 
 def function_of(name: str) -> str:
