@@ -29,7 +29,7 @@ from tests.interrupts.strikes.figures import AT, LONGER, SEED
 from tests.interrupts.strikes.scenarios import Scenario, callers_block
 from tests.interrupts.strikes.ways import going, reset, ways
 
-SAMPLE = 6
+SAMPLE = 4
 """Strikes of each scenario on each way."""
 HANGS = 20
 """Seconds after which one strike and its checks count as hung."""
