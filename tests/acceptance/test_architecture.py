@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import RequestFactory
 
 import django_idempotency
@@ -24,8 +25,10 @@ view = idempotent(creates())
 
 
 def post(key: str, item: str) -> Any:
-    body, headers = {"item": item}, {"Idempotency-Key": key}
-    return view(RequestFactory().post("/orders/", body, "application/json", headers=headers))
+    """A request of a user who has logged in."""
+    request = RequestFactory().post("/orders/", {"item": item}, "application/json", headers={"Idempotency-Key": key})
+    request.user = User(pk=17)
+    return view(request)
 
 
 def entered(key: str, item: str) -> tuple[int, list[str]]:
@@ -55,7 +58,8 @@ def test_the_auditors_path_is_what_three_requests_execute() -> None:
     for _ in range(WARM):
         post(str(uuid4()), "tea")
     traced = [entered("k", item) for item in ("tea", "tea", "coffee")]
-    assert traced == [(status, every + end) for status, end in zip((201, 201, 422), ends, strict=True)]
+    shown = "\n\n".join("\n".join(files) for _, files in traced)
+    assert traced == [(status, every + end) for status, end in zip((201, 201, 422), ends, strict=True)], shown
 
 
 def test_every_file_that_is_named_exists() -> None:
