@@ -248,7 +248,7 @@ def test_a_page_that_a_gateway_returns_to_books_once(run: Any, serve: Any, clien
     paid = {"pay_1": {"id": "pay_1", "amount": 5, "status": "paid"}, "pay_2": {"id": "pay_2", "status": "open"}}
     gateway.payment = paid.get
     sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
-    module = run("docs/views.md", "shop/returned.py")
+    module = run("docs/recipes.md", "shop/returned.py")
     serve(path("returned/", module.returned))
 
     answers = [client.get("/returned/", {"payment": "pay_1"}) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""docs/sessions.md: a checkout that creates an account and logs in, double-clicked with the cookies of the form."""
+"""docs/recipes.md: a checkout that creates an account and logs in, double-clicked with the cookies of the form."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_login_in_the_protected_view_leaves_the_second_click_a_guest(clicks: A
 @pytest.mark.parametrize("at_once", [True, False])
 def test_each_click_of_the_recipe_ends_logged_in(run: Any, clicks: Any, in_threads: Any, at_once: bool) -> None:
     """With one account and one order. Nobody sees the header that names the customer."""
-    click = clicks(run("docs/sessions.md", "shop/guest_checkout.py").check_out)
+    click = clicks(run("docs/recipes.md", "shop/guest_checkout.py").check_out)
     done = in_threads(2, lambda number: click()) if at_once else [click(), click()]
     assert [response.status_code for response, _ in done] == [302, 302]
     assert sorted(response["Idempotency-Replayed"] for response, _ in done) == ["false", "true"]
@@ -89,7 +89,7 @@ def test_each_click_of_the_recipe_ends_logged_in(run: Any, clicks: Any, in_threa
 
 def test_an_old_request_logs_nobody_in(run: Any, clicks: Any) -> None:
     """A replay checks no password."""
-    click = clicks(run("docs/sessions.md", "shop/guest_checkout.py").check_out)
+    click = clicks(run("docs/recipes.md", "shop/guest_checkout.py").check_out)
     click()
     User.objects.update(date_joined=User.objects.get().date_joined - timedelta(minutes=6))
     response, who = click()
@@ -100,7 +100,7 @@ def test_an_old_request_logs_nobody_in(run: Any, clicks: Any) -> None:
 def test_a_known_customer_is_asked_to_log_in(run: Any, clicks: Any) -> None:
     """Nothing is stored, and nobody is logged in."""
     User.objects.create_user("ann@shop.example")
-    click = clicks(run("docs/sessions.md", "shop/guest_checkout.py").check_out)
+    click = clicks(run("docs/recipes.md", "shop/guest_checkout.py").check_out)
     for response, who in (click(), click()):
         assert (response.status_code, response["Idempotency-Replayed"], who["user"]) == (409, "false", "")
     assert Order.objects.count() == 0

@@ -1,4 +1,4 @@
-"""docs/sessions.md, sentence by sentence: real sessions in the database, saved by Django's middleware."""
+"""docs/views.md, sentence by sentence: real sessions in the database, saved by Django's middleware."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_session_that_the_view_saves_commits_with_the_order(
     saved: bool, left: Any, shopper: Client, run: Any, serve: Any
 ) -> None:
     """And without it, the retry leaves the cart full."""
-    view = run("docs/sessions.md", "shop/checkout.py").check_out if saved else forgets_to_save
+    view = run("docs/views.md", "shop/checkout.py").check_out if saved else forgets_to_save
     serve(path("check-out/", view))
     with override_settings(MIDDLEWARE=below_sessions(dies_after_the_view)), pytest.raises(SystemExit):
         shopper.post("/check-out/", headers=KEY)
@@ -93,7 +93,7 @@ def test_a_check_in_dispatch_does_not_hide_the_stored_answer(
     shopper: Client, run: Any, serve: Any, admin_user: Any
 ) -> None:
     """A function that calls the whole view is protected. A caller who has logged out gets no replay."""
-    serve(path("check-out/", run("docs/sessions.md", "shop/class_checkout.py").check_out))
+    serve(path("check-out/", run("docs/views.md", "shop/class_checkout.py").check_out))
     shopper.force_login(admin_user)
 
     first, retry = (shopper.post("/check-out/", headers=KEY) for _ in range(2))
@@ -111,7 +111,7 @@ def test_a_duplicate_does_not_save_the_session_that_it_loaded_before(
     headers: dict[str, str], left: Any, shopper: Client, run: Any, serve: Any
 ) -> None:
     """Unless a middleware has changed that session."""
-    serve(path("check-out/", run("docs/sessions.md", "shop/checkout.py").check_out))
+    serve(path("check-out/", run("docs/views.md", "shop/checkout.py").check_out))
 
     with override_settings(MIDDLEWARE=below_sessions(first_click_meanwhile)):
         second = shopper.post("/check-out/", headers={**KEY, **headers, "X-Second": "1"})
