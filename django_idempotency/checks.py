@@ -35,7 +35,7 @@ from .engine.conf import Options, backend_for, get_settings, resolve
 from .engine.declare.registry import Declaration
 from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
-from .engine.stores import alias_of, store_for
+from .engine.stores import store_for
 from .engine.stores.sealing import unseal_response
 from .exceptions import IdempotencyConfigurationError, NotDecryptable
 from .maintenance.renamed import LOST, unknown_operations
@@ -177,7 +177,7 @@ def check_urls() -> Iterator[CheckMessage]:
             hint='Leave ttl out, which means 35 days, or pass late_keys="refuse".',
             id="django_idempotency.W009",
         )
-    leased = ((answers.view, options) for answers, options in declared if options.policy and not options.backend)
+    leased = ((answers.view, options) for answers, options in declared if options.runner.has_steps)
     for view in sorted({view for view, options in leased if options.operation is None}):
         yield Warning(
             f"{view} has a lease and no operation=. If its route is renamed, a retry runs again under the new name, "
@@ -315,8 +315,8 @@ def _protected(problems: set[str] | None = None) -> Iterator[tuple[Any, Answers,
 
 def _aliases() -> set[str]:
     """The aliases of the databases in which the project stores keys."""
-    declared = (options for _, options in _declared()[0] if options.backend is None)
-    return {alias_of(options) for options in (resolve(), *declared)}
+    declared = (options for _, options in _declared()[0])
+    return {alias for options in (resolve(), *declared) if (alias := options.runner.alias()) is not None}
 
 
 def _check_alias(alias: str) -> Iterator[CheckMessage]:

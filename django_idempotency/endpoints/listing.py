@@ -31,8 +31,6 @@ SHIPPED = (
 """The views of Django's admin (which uses `RedirectView`), of this package and of Django Ninja's documentation."""
 SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 """What the REST framework's `format_suffix_patterns` adds to a route, as in `orders.json`."""
-MODES = {None: "atomic", "retry-keyed": "leased", "retry": "leased, retry", "hold": "leased, hold"}
-"""The name of the mode for each value of `on_abandoned`, which is None without a lease."""
 DECIDED = "decided for each request"
 """The note of an endpoint whose view overrides `get_idempotency_options()`."""
 ANY = "ANY"
@@ -77,10 +75,7 @@ class Endpoint:
 
         Empty if the endpoint is not protected.
         """
-        if self.options is None or not self.protected:
-            return ""
-        backend = self.options.backend
-        return MODES[self.options.policy] if backend is None else f"at least once, in {backend!r}"
+        return "" if self.options is None or not self.protected else self.options.runner.described()
 
 
 def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:

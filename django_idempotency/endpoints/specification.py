@@ -29,9 +29,9 @@ _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 def facts(options: Options) -> dict[str, str]:
     """Return the facts that a client needs to know, as a dict that maps each fact's name to its description."""
-    promise = f"A request runs at least once. Its key is kept in {options.backend!r}; while it is there, no retry runs."
+    promise = options.runner.promise()
     return {
-        **({} if options.backend is None else {"Promise": promise}),
+        **({"Promise": promise} if promise else {}),
         "Key": key_format(options),
         "Unique for": uniqueness(options),
         "Compared with the first request": comparison(options),

@@ -30,6 +30,7 @@ REFUSED = {
     outcomes.Conflicted: "conflicted",
     outcomes.Unavailable: "busy",
     outcomes.TooOld: "too_old",
+    outcomes.Withheld: "replay_refused",
 }
 UNDECIDED = "reconcile does not know yet"
 
@@ -97,10 +98,7 @@ def report(
 def report_outcome(
     outcome: outcomes.Outcome[Any], identity: Identity, using: str | None, backend: str | None = None
 ) -> None:
-    """Report how the work ended, or why it did not run.
-
-    The code that replays a response also reports the replay, because `may_replay` can still refuse it.
-    """
+    """Report how the work ended, or why it did not run."""
     match outcome:
         case outcomes.Finished(verdict=outcomes.Verdict.KEEP, resource=resource):
             event = "unstored" if outcome.unstored else "completed"
@@ -111,12 +109,14 @@ def report_outcome(
         case outcomes.InDoubt(undecided=undecided, resource=resource) if undecided:
             # An answer and no error: the project's code will be asked again.
             report("held", identity, using, reason=UNDECIDED, resource=resource, level=logging.INFO)
+        case outcomes.Completed(resource=resource):
+            report("replayed", identity, using, backend=backend, resource=resource)
         case outcomes.InDoubt(attempt=attempt, resource=resource):
             levels = _levels_of_held(using, identity.scope_hash, attempt)
             # `report` drops everything after a colon, and a step's name may contain one.
             reason = outcome.choice.replace(":", ";")
             report("held", identity, using, reason=reason, resource=resource, level=next(levels))
-        case _ if type(outcome) in REFUSED:
+        case _:
             report(REFUSED[type(outcome)], identity, using, backend=backend)
 
 

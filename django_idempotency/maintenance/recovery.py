@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
 from threading import Event
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from django.conf import settings
 from django.db.models import Count, Q
@@ -23,14 +23,14 @@ from django.db.models import Count, Q
 from ..engine.conf.fields import seconds_of
 from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
-from ..engine.events import UNDECIDED, harmless, report_outcome
+from ..engine.events import UNDECIDED, harmless
 from ..engine.execution.bridge import synchronous
 from ..engine.execution.claiming import claim_request
-from ..engine.execution.leased import run_claimed
 from ..engine.execution.operation import Operation
-from ..engine.protocol.digests import Identity, identify
+from ..engine.execution.runners import Work
+from ..engine.protocol.digests import identify
 from ..engine.protocol.error_text import describe, without_controls
-from ..engine.protocol.outcomes import Claimed, Finished, InDoubt, Unavailable, Verdict
+from ..engine.protocol.outcomes import Finished, InDoubt, Unavailable, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
 from ..engine.stores.sealing import unseal
@@ -250,18 +250,18 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
 
 
 @dataclass
-class _Asking:
-    """One key's `reconcile`, which is called instead of the work."""
+class _Asking(Work[Any]):
+    """Calls one key's `reconcile`, and runs nothing. What it leaves is left for a retry."""
 
     row: IdempotencyKey
     declared: Declaration
-    claim: Claimed | None = None
+    attempt: int = 0
     doubts: Sequence[str] = ()
     recorded: Sequence[str] = ()
+    title: ClassVar[str] = BY
 
-    def run(self, operation: Operation, claim: Claimed) -> Finished[Any]:
-        """If `reconcile` returns None, the key and its steps are left for a retry."""
-        self.claim = claim
+    def reconcile(self, operation: Operation) -> Finished[Any]:
+        self.attempt = operation.attempt
         reconcile, in_doubt, lost = self.declared.options.reconcile, set(operation.in_doubt), set(operation.lost)
         try:
             returned = None if reconcile is None else synchronous(reconcile)(operation)
@@ -271,6 +271,9 @@ class _Asking:
         if returned is None:
             return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(self.row))
         return self.declared.reconciled(returned)
+
+    def run(self, operation: Operation) -> Finished[Any]:
+        raise NotImplementedError("Bug: `reconcile` has always returned something final.")
 
 
 def _outcome(
@@ -284,12 +287,11 @@ def _outcome(
     asking, limit = _Asking(row, declared), None
     told: tuple[Outcome, str]
     try:
-        outcome = run_claimed(store, wanted, BY, asking.run)
-        told = _told(store, identity, outcome, asking)
+        told = _told(declared.options.runner.perform(wanted, asking, store.alias), asking)
     except Exception as error:
         if is_limit(error):
             told, limit = ("left", f"interrupted by {describe(error)}"), error  # it is the run that has to end
-        elif asking.claim is not None:
+        elif asking.attempt:
             told = _failed(store, row, error)
         elif isinstance(error, NotDecryptable):  # it was completed meanwhile
             return "left", str(error)
@@ -297,8 +299,8 @@ def _outcome(
             raise
     if recorded := ", ".join(asking.recorded):
         told = told[0], f"reconcile has recorded {recorded}, and {told[1].removeprefix('reconcile ')}"
-    if asking.claim is not None and (told[0] == "completed" or recorded):
-        _remember(row, Decision(action="recover", by=by, reason=why, attempt=asking.claim.attempt, detail=told[1]))
+    if asking.attempt and (told[0] == "completed" or recorded):
+        _remember(row, Decision(action="recover", by=by, reason=why, attempt=asking.attempt, detail=told[1]))
     if limit is not None:
         raise limit
     return told
@@ -312,17 +314,16 @@ def _failed(store: Store, row: IdempotencyKey, error: Exception) -> tuple[Outcom
     return "failed", f"reconcile raised {describe(error)}"
 
 
-def _told(store: Store, identity: Identity, outcome: Any, asking: _Asking) -> tuple[Outcome, str]:
-    if asking.claim is None:
+def _told(outcome: Any, asking: _Asking) -> tuple[Outcome, str]:
+    if not asking.attempt:
         unclaimed = UNCLAIMED.get(type(outcome))
         return ("passed", FASTER) if unclaimed is None else ("left", unclaimed)
-    report_outcome(outcome, identity, store.alias)
     if isinstance(outcome, InDoubt) and outcome.undecided:
         return "left", f"{UNDECIDED} ({outcome.undecided})"
     if not isinstance(outcome, Finished):
         return "passed", FASTER
-    if outcome.verdict is Verdict.KEEP and outcome.snapshot is not None:
-        return "completed", f"reconcile has answered {outcome.snapshot.status_code}"
+    if outcome.final is not None:
+        return "completed", f"reconcile has answered {outcome.final.status_code}"
     left = f". In doubt: {', '.join(asking.doubts)}" if asking.doubts else ""
     if outcome.value is not None:  # of several doubts, it has not recorded each
         return "left", f"reconcile has answered{left}: its answer is not kept until it records each of them"

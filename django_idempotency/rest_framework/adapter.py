@@ -68,7 +68,7 @@ class RestFrameworkAdapter(Adapter):
             except UnreadablePostError:
                 raise
             except Exception as error:
-                claims_first = options.lease is not None and not options.observe
+                claims_first = options.runner.claims_first and not options.observe
                 gone = request._request.content_type == MULTIPART
                 if (claims_first or gone) and not isinstance(error, UnsupportedMediaType):
                     raise

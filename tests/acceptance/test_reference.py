@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from django_idempotency.engine.conf.modes import mode_of
 from django_idempotency.engine.conf.options import NOT_FINAL, OPTION_NAMES, defaults
 from django_idempotency.engine.conf.settings import SETTING_NAMES, Settings
 from tests.acceptance.reference import DOCS, pages, updated, whom
@@ -59,7 +60,7 @@ IN_WORDS = {
 def test_the_defaults_are_those_of_the_code() -> None:
     """Those that are functions or decided later are described in words."""
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|", (DOCS / "options.md").read_text()))
-    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in defaults("atomic").items()}
+    expected = {name: IN_WORDS.get(name) or shown(value) for name, value in defaults(mode_of(None, None)).items()}
     expected |= {name: shown(getattr(Settings(), name.lower())) for name in rows if name.isupper()}
 
     assert rows == expected

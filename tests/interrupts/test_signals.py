@@ -206,7 +206,7 @@ def test_an_exception_before_any_line_of_an_atomic_run_loses_nothing(warm: bool,
     store = store_for("default")
     of_attempt = [each for each in vars(atomic._Attempt).values() if isfunction(each)]
     of_store = [getattr(type(store), name) for name in ("claim", "complete", "has_ended", "is_broken")]
-    of_run = (atomic.run_atomically, atomic._run, claiming.claim_or_wait)
+    of_run = (atomic.Atomic.run, atomic._run, claiming.claim_or_wait)
     lines = lines_of(*of_run, *of_attempt, *of_store, *AROUND[-5:])
 
     def place(key: str) -> None:

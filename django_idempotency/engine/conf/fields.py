@@ -25,25 +25,14 @@ class Unset:
     """
 
 
-def option(
-    default: Any, check: Check, *, atomic: tuple[Any, ...] = (), leased: Any = Unset, elsewhere: tuple[Any, ...] = ()
-) -> Any:
-    """Declare an option of `Idempotency`.
+def option(default: Any, check: Check) -> Any:
+    """Declare an option of `Idempotency`. A `Mode` may have another default for it, or allow fewer values.
 
     Args:
         default: its value if no layer sets it.
         check: the check that `Idempotency(…)` runs on each value.
-        atomic: the values allowed without `lease`; if empty, all of them.
-        leased: the default with `lease`, if it differs.
-        elsewhere: the values allowed with `backend`, with the default first; if empty, all of them.
     """
-    defaults = {
-        "atomic": default,
-        "leased": default if leased is Unset else leased,
-        "elsewhere": elsewhere[0] if elsewhere else default,
-    }
-    possible = {"atomic": atomic, "leased": (), "elsewhere": elsewhere}
-    return field(default=Unset, metadata={"defaults": defaults, "possible": possible, "check": check})
+    return field(default=Unset, metadata={"default": default, "check": check})
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:

@@ -12,6 +12,7 @@ from ...exceptions import IdempotencyConfigurationError
 from ..protocol.outcomes import Verdict
 from . import fields as check
 from .fields import Unset, declared, option, refuse_impossible, refuse_unknown, seconds_of
+from .modes import Mode, fits, mode_of
 
 NOT_FINAL = frozenset({401, 403, 408, 412, 423, 425, 429})
 """Client errors after which the same request can succeed later, perhaps with other credentials or `If-Match`."""
@@ -69,7 +70,7 @@ class Idempotency:
         IdempotencyConfigurationError: for unknown names and impossible values.
     """
 
-    ttl: timedelta | float = option(timedelta(hours=24), check.duration(1), leased=LEASED_TTL)
+    ttl: timedelta | float = option(timedelta(hours=24), check.duration(1))
     """How long the result is kept and replayed, counted from the claim. Default: 24 hours; 35 days with a lease. For
     clients that retry after more than a day, and responses that must go sooner.
     """
@@ -84,7 +85,7 @@ class Idempotency:
     """How long a duplicate of a running request waits for that request's result. After that, it gets the conflict
     response. For clients that cannot repeat a request after a conflict, such as browsers.
     """
-    in_progress_status: Literal[202, 409] = option(409, POLLED, atomic=(409,), elsewhere=(409,))
+    in_progress_status: Literal[202, 409] = option(409, POLLED)
     """The status for a duplicate of a running request: 409 or, with a lease, 202, with the
     `Location` of a status page. For work that takes minutes, whose clients poll a page.
     """
@@ -96,9 +97,7 @@ class Idempotency:
     """With None, the view runs in one transaction. A duration selects leased mode, for views with external calls: a
     dead worker's claim expires after that time. For views that call another system, such as a payment gateway.
     """
-    on_abandoned: OnAbandoned = option(
-        "retry-keyed", check.one_of("retry-keyed", "retry", "hold"), atomic=("retry-keyed",), elsewhere=("retry",)
-    )
+    on_abandoned: OnAbandoned = option("retry-keyed", check.one_of("retry-keyed", "retry", "hold"))
     """Whether an external call is repeated if the outcome of an earlier attempt is unknown. "retry-keyed" repeats it
     only if each attempt asked for its derived key first, and the other system still remembers that key (see
     `DERIVED_KEYS_LAST`). Otherwise, the client's key waits for `reconcile` or a person. "retry" always repeats the
@@ -109,9 +108,7 @@ class Idempotency:
     for example in Redis, and it runs at least once. Needs `lease`. For views that publish or forward, and write nothing
     to the database.
     """
-    reconcile: Callable[[Any], Any] | None = option(
-        None, check.or_none(check.CALLABLE), atomic=(None,), elsewhere=(None,)
-    )
+    reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`. It
     returns the final response, or None to run the view again. `operation.request` is the request, or None if
     `recover_idempotency_keys` calls it. For gateways that can be asked what became of a call.
@@ -158,11 +155,11 @@ class Idempotency:
     """
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
     """For a larger response, or a file, a tombstone is stored. For views with large responses."""
-    using: str | None = option(None, check.or_none(check.NAME), elsewhere=(None,))
+    using: str | None = option(None, check.or_none(check.NAME))
     """The alias of the database that the business write goes to. Default: the key table's write alias. For projects
     with several databases.
     """
-    observe: bool = option(False, check.YES_OR_NO, elsewhere=(False,))
+    observe: bool = option(False, check.YES_OR_NO)
     """With True, every request runs, and the package only logs which ones it would have refused or replayed. For
     endpoints in use, before they are protected.
     """
@@ -242,15 +239,11 @@ class Options(Idempotency):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mode = mode_of(self.backend, self.lease)
-        if mode == "elsewhere" and self.lease is None:
-            raise IdempotencyConfigurationError(
-                f"idempotency option backend={self.backend!r} needs lease=, after which the claim of a dead worker "
-                "expires. Pass lease=30, for example: longer than the view takes."
-            )
+        runner = self.runner
+        runner.refuse()
         for name, value in self.given().items():
-            if not fits(name, value, mode):
-                raise IdempotencyConfigurationError(f"idempotency option {name}={value!r} {MISFITS[mode] % name}")
+            if not fits(name, value, type(runner)):
+                raise IdempotencyConfigurationError(f"idempotency option {name}={value!r} {runner.misfit % name}")
         if self.reconcile is not None and self.operation is None:
             raise IdempotencyConfigurationError(
                 f"idempotency option reconcile={self.reconcile!r} needs operation=, because a key stores the name of "
@@ -276,8 +269,9 @@ class Options(Idempotency):
         return None if self.lease is None else seconds_of(self.lease)
 
     @cached_property
-    def mode(self) -> Mode:
-        return mode_of(self.backend, self.lease)
+    def runner(self) -> Any:
+        """The `Runner` of `execution/` that runs this endpoint's work. This module is below it, and can't name it."""
+        return mode_of(self.backend, self.lease)(self)
 
     @cached_property
     def policy(self) -> OnAbandoned | None:
@@ -293,27 +287,10 @@ LEASED = Idempotency(lease=0.1, reconcile=None)
 """For code that knows a leased key but not its view: `resolve(LEASED)` gives the project's defaults for leased keys."""
 
 
-MISFITS = {
-    "atomic": "applies to leased mode only. Pass lease=timedelta(minutes=2), for example, or leave %s out.",
-    "elsewhere": "cannot be combined with backend=, whose keys are not in the table. Leave %s out.",
-}
-Mode = Literal["atomic", "leased", "elsewhere"]
-
-
-def mode_of(backend: str | None, lease: Any) -> Mode:
-    """Return how an endpoint runs: in one transaction, step by step, or with its keys outside the database."""
-    if backend is not None:
-        return "elsewhere"
-    return "atomic" if lease is None else "leased"
-
-
-def defaults(mode: Mode) -> dict[str, Any]:
-    return {name: field.metadata["defaults"][mode] for name, field in OPTIONS.items()}
-
-
-def fits(name: str, value: Any, mode: Mode) -> bool:
-    """Return whether the value is allowed for the option in this mode."""
-    return value in (OPTIONS[name].metadata["possible"][mode] or (value,))
+def defaults(mode: type[Mode]) -> dict[str, Any]:
+    """Return each option's default in this mode."""
+    common = {name: field.metadata["default"] for name, field in OPTIONS.items()}
+    return common | {name: possible[0] for name, possible in mode.possible.items()} | dict(mode.default)
 
 
 def given_by(layers: Iterable[Idempotency]) -> dict[str, Any]:

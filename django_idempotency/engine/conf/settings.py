@@ -17,7 +17,8 @@ from ...backends import KeyValueBackend
 from ...exceptions import IdempotencyConfigurationError
 from . import fields as check
 from .fields import declared, refuse_impossible, refuse_unknown, setting
-from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, fits, given_by, mode_of
+from .modes import Mode, fits, mode_of
+from .options import OPTION_NAMES, OPTIONS, Idempotency, Options, defaults, given_by
 
 SENT_CREDENTIALS = ("Authorization", "X-Api-Key", "X-Session-Token", "X-Access-Token")
 
@@ -160,21 +161,19 @@ def resolve(*layers: Idempotency) -> Options:
     project = {name: value for name, value in project.items() if fits(name, value, mode)}
     if given.get("operation") is None:
         project.pop("reconcile", None)
-    options = Options(**defaults(mode) | project | given)
-    if options.backend is not None:
-        backend_for(options.backend)
-    return options
+    return Options(**defaults(mode) | project | given)
 
 
 @lru_cache(maxsize=1024)
-def place_of_keys(*layers: Idempotency) -> Idempotency:
-    """Merge only `backend` and `using`, as `resolve` does, from layers that may be incomplete.
+def place_of_keys(*layers: Idempotency) -> Mode:
+    """Return the mode of layers that may be incomplete, which knows where its keys are and nothing else.
 
-    Those of a class can be possible only together with a handler's: `on_abandoned` of the class needs the handler's
-    `lease`. `resolve` would refuse them.
+    The options of a class can be possible only together with a handler's: `on_abandoned` of the class needs the
+    handler's `lease`. `resolve` would refuse them.
     """
     given = get_settings().options.given() | given_by(layers)
-    return Idempotency(backend=given.get("backend"), using=given.get("using"))
+    place = Idempotency(backend=given.get("backend"), using=given.get("using"))
+    return mode_of(place.backend, given.get("lease"))(place)
 
 
 def backend_for(name: str) -> KeyValueBackend:

@@ -178,9 +178,9 @@ def once(
 
         def called(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             work = partial(synchronous(function), *args, **kwargs)
-            leased = resolve(layer).mode == "leased"
+            has_steps = resolve(layer).runner.has_steps
             return run(
-                (lambda operation: work(operation=operation)) if leased else work,
+                (lambda operation: work(operation=operation)) if has_steps else work,
                 **options | {"operation": name, "wait": patience(layer)},
                 scope=scope(*args, **kwargs) if callable(scope) else scope,
                 key=key(*args, **kwargs),

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.db import DatabaseError, Error, connections
 
@@ -18,13 +18,16 @@ from ..stores.transactions import Transaction, opened
 from .bridge import without_bridge_above
 from .claiming import claim_or_wait, unavailable
 from .operation import Operation
+from .runners import Runner
+from .steps import ONE_TRANSACTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..protocol.outcomes import ClaimOutcome, ClaimRequest, Completed, Outcome, Refusal
     from ..stores import Store
-    from .operation import Work
+    from .runners import Work
+    from .steps import StepJournal
 
 T = TypeVar("T")
 LEVEL_IS_FIXED = (
@@ -37,28 +40,45 @@ IDENTITY, ASKED = "_idempotency_identity", "_idempotency_asked"
 `set_rollback(True)` was called to roll the block back."""
 
 
-def run_atomically(
-    store: Store, wanted: ClaimRequest, work: Work[T], run: Callable[[Operation], Finished[T]] | None = None
-) -> Outcome[T]:
-    """Run the work once for its key, in one transaction with the claim and the stored result.
+class Atomic(Runner):
+    """The claim, the work's writes and the stored result are one transaction, or a savepoint in the caller's."""
 
-    Inside the caller's `atomic()` block, the transaction is a savepoint.
+    possible: ClassVar = {"in_progress_status": (409,), "on_abandoned": ("retry-keyed",), "reconcile": (None,)}
+    misfit = "applies to leased mode only. Pass lease=timedelta(minutes=2), for example, or leave %s out."
+    claims_first = False
 
-    Args:
-        run: what to run instead of `work.run`. It must not raise an exception.
+    @staticmethod
+    def suits(backend: str | None, lease: Any) -> bool:
+        return backend is None and lease is None
 
-    Raises:
-        Exception: what the work raised, if `work.answer` has no response for it; what COMMIT or an `on_commit` callback
-            raised; or a database error from the claim.
-    """
-    attempt = _Attempt(store, wanted, Transaction(connections[store.alias]))
-    finished, is_stored = attempt.transaction.guard(partial(_run, attempt, work, run or work.run))
-    if is_stored or not isinstance(finished, Finished) or finished.verdict is not Verdict.KEEP or not finished.snapshot:
-        return finished
-    # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is claimed
-    # again. If another request has claimed it in the meantime, that request decides the outcome, as for any duplicate.
-    attempt.refuse_if_all_is_lost()
-    return run_atomically(store, wanted, work, lambda operation: finished)
+    def run(self, store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+        """See the base class.
+
+        Raises:
+            Exception: what the work raised, if `work.answer` has no response for it; what COMMIT or an `on_commit`
+                callback raised; or a database error from the claim.
+        """
+        run = work.run
+        while True:
+            attempt = _Attempt(store, wanted, Transaction(connections[store.alias]))
+            outcome, is_stored = attempt.transaction.guard(partial(_run, attempt, work, run))
+            if is_stored or not isinstance(outcome, Finished) or outcome.final is None:
+                return outcome
+            # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is
+            # claimed again. If another request has claimed it in the meantime, that request decides the outcome, as for
+            # any duplicate.
+            attempt.refuse_if_all_is_lost()
+            run = partial(_answered, outcome)
+
+    def described(self) -> str:
+        return "atomic"
+
+    def journal(self, operation: str) -> StepJournal:
+        return ONE_TRANSACTION
+
+
+def _answered(finished: Finished[T], operation: Operation) -> Finished[T]:
+    return finished
 
 
 def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T]]) -> tuple[Outcome[T], bool]:
@@ -66,7 +86,7 @@ def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T
     store, wanted = attempt.store, attempt.wanted
     claim, finished, operation = None, None, None
     try:
-        claim = claim_or_wait(store, wanted.identity, attempt.claim, wanted.wait)
+        claim = claim_or_wait(store, wanted, attempt.claim, alone=attempt.transaction.is_alone)
         if not isinstance(claim, Claimed):
             return claim, False
         operation = Operation(wanted.identity, claim.attempt)

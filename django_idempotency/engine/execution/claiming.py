@@ -72,21 +72,29 @@ def has_begun(connection: Any) -> bool:
     return connection.connection is not None and not connection.autocommit  # get_autocommit() would connect
 
 
-def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOutcome], wait: float = 0) -> ClaimOutcome:
-    """Claim the key, or wait up to `wait` seconds for the worker that holds it.
+def claim_or_wait(
+    store: Store, wanted: ClaimRequest, claim: Callable[[], ClaimOutcome], *, alone: bool = True
+) -> ClaimOutcome:
+    """Claim the key, or wait up to `wanted.wait` seconds for the worker that holds it.
 
     After a deadlock or a serialization failure, the claim is tried once more, because nothing has run yet. Inside the
     caller's transaction, the claim is tried only once, without waiting: the error undoes the caller's own writes, and
     only the caller can repeat those.
+
+    Args:
+        alone: whether the caller had no open transaction before the claim. After an error, the connection may be
+            closed, and the caller's transaction lost with it.
     """
-    outcome: ClaimOutcome = Conflicted()
+    if not (wanted.wait and alone):
+        return _claimed(store, wanted, claim, alone)
     # The wait includes the first claim, which MySQL may delay under some isolation levels.
-    end = time.monotonic() + wait
-    alone = is_alone(store)  # after an error, the connection may be closed, and the caller's transaction lost with it
+    return waited_for(partial(_claimed, store, wanted, claim, alone), time.monotonic() + wanted.wait)
+
+
+def _claimed(store: Store, wanted: ClaimRequest, claim: Callable[[], ClaimOutcome], alone: bool) -> ClaimOutcome:
     for _ in range(2):
         try:
-            outcome = claim()
-            break
+            return claim()
         except (DatabaseError, InterfaceError) as error:
             code = store.code(error)
             if code in store.busy:
@@ -94,17 +102,15 @@ def claim_or_wait(store: Store, identity: Identity, claim: Callable[[], ClaimOut
             if not (code in store.repeatable and alone):
                 down = code in store.down and alone
                 if not down:
-                    report("error", identity, store.alias, reason=describe(error))
+                    report("error", wanted.identity, store.alias, reason=describe(error))
                 store.explain(error)
                 if down:
                     return unavailable(store.alias, error)
                 raise
         except NotDecryptable as error:
-            report("error", identity, store.alias, reason=describe(error))
+            report("error", wanted.identity, store.alias, reason=describe(error))
             raise
-    if wait and isinstance(outcome, Conflicted) and alone:
-        return waited_for(partial(claim_or_wait, store, identity, claim), outcome, end)
-    return outcome
+    return Conflicted()
 
 
 def unavailable(alias: str, error: Error) -> Unavailable:
@@ -115,12 +121,12 @@ def unavailable(alias: str, error: Error) -> Unavailable:
     return Unavailable()
 
 
-def waited_for(claim: Callable[[], ClaimOutcome], outcome: ClaimOutcome, end: float) -> ClaimOutcome:
-    """Repeat the claim until the other request ends, or until `time.monotonic()` reaches `end`.
+def waited_for(claim: Callable[[], ClaimOutcome], end: float) -> ClaimOutcome:
+    """Claim the key, again and again until the other request ends or `time.monotonic()` reaches `end`.
 
     A failed claim ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
     """
-    pause = FIRST_PAUSE
+    outcome, pause = claim(), FIRST_PAUSE
     while isinstance(outcome, Conflicted) and (left := end - time.monotonic()) > 0:
         # Without this jitter, many duplicates would all claim the key at the same moment.
         time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # nosec B311  # noqa: S311 (no secret)

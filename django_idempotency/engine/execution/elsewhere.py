@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
-from typing import TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from django.db import connections
 
@@ -47,7 +47,8 @@ from ..protocol.stored_key import StoredKey, decide
 from ..stores.values import claim_value, is_of, name_of, read_value, result_value
 from .claiming import has_begun, waited_for
 from .leased import warned_about_changes
-from .operation import Operation, Work
+from .operation import Operation
+from .runners import Runner, Work
 from .steps import NoSteps
 
 T = TypeVar("T")
@@ -55,43 +56,79 @@ STRAY = "A view with backend= changed data: {!r}. A retry would do it again. Lea
 logger = logging.getLogger("django_idempotency")
 
 
-def run_elsewhere(backend: str, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work while the backend holds this worker's claim.
+class Elsewhere(Runner):
+    """The backend holds this worker's claim while the work runs."""
 
-    Raises:
-        IdempotencyConfigurationError: a transaction is open.
-    """
-    refuse_transactions(backend)
-    key, end = _Key(backend, wanted), time.monotonic() + wanted.wait
-    operation = finished = None
-    try:
-        claim = key.claim()
-        if wanted.wait and isinstance(claim, Conflicted):
-            claim = waited_for(key.claim, claim, end)
-        if not isinstance(claim, Claimed):
-            return claim
-        key.report("claimed", attempt=1)
-        operation = Operation(wanted.identity, journal=BackendJournal(key))
-        finished = replace(_run(work, operation), resource=operation.resource)
-        return key.end(finished)
-    except _Overtaken:
-        return key.look()
-    except BaseException as error:
-        if operation is None and not is_limit(error):
-            raise  # nothing was claimed
+    possible: ClassVar = {
+        "in_progress_status": (409,),
+        "on_abandoned": ("retry",),
+        "reconcile": (None,),
+        "using": (None,),
+        "observe": (False,),
+    }
+    misfit = "cannot be combined with backend=, whose keys are not in the table. Leave %s out."
+
+    @staticmethod
+    def suits(backend: str | None, lease: Any) -> bool:
+        return backend is not None
+
+    def refuse(self) -> None:
+        backend = str(self.options.backend)
+        if self.options.lease is None:
+            raise IdempotencyConfigurationError(
+                f"idempotency option backend={backend!r} needs lease=, after which the claim of a dead worker "
+                "expires. Pass lease=30, for example: longer than the view takes."
+            )
+        backend_for(backend)
+
+    def described(self) -> str:
+        return f"at least once, in {self.options.backend!r}"
+
+    def promise(self) -> str:
+        return (
+            f"A request runs at least once. Its key is kept in {self.options.backend!r}; while it is there, no retry "
+            "runs."
+        )
+
+    def alias(self) -> None:
+        return None
+
+    def journal(self, operation: str) -> BackendJournal:
+        return BackendJournal(str(self.options.backend))
+
+    def run(self, store: None, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+        """See the base class. If a transaction is open, this raises `IdempotencyConfigurationError`."""
+        key, end = _Key(str(self.options.backend), wanted), time.monotonic() + wanted.wait
+        journal = BackendJournal(str(self.options.backend), key)
+        journal.refuse_transactions()
+        operation = finished = None
         try:
-            # If the work has ended, a limit has struck while its result was stored: the result is known all the same.
-            if finished is None:
-                key.release()
-            else:
-                key.end(finished)
+            claim = waited_for(key.claim, end)
+            if not isinstance(claim, Claimed):
+                return claim
+            key.report("claimed", attempt=1)
+            operation = Operation(wanted.identity, journal=journal)
+            finished = replace(_run(work, operation), resource=operation.resource)
+            return key.end(finished)
         except _Overtaken:
-            if not is_limit(error):
-                return key.look()
-        if operation is not None:
-            event = "released" if finished is None or finished.verdict is not Verdict.KEEP else "completed"
-            key.report(event, reason=describe(error), resource=operation.resource)
-        raise
+            return key.look()
+        except BaseException as error:
+            if operation is None and not is_limit(error):
+                raise  # nothing was claimed
+            try:
+                # If the work has ended, a limit has struck while its result was stored: the result is known all the
+                # same.
+                if finished is None:
+                    key.release()
+                else:
+                    key.end(finished)
+            except _Overtaken:
+                if not is_limit(error):
+                    return key.look()
+            if operation is not None:
+                event = "released" if finished is None or finished.verdict is not Verdict.KEEP else "completed"
+                key.report(event, reason=describe(error), resource=operation.resource)
+            raise
 
 
 def _run(work: Work[T], operation: Operation) -> Finished[T]:
@@ -161,10 +198,10 @@ class _Key:
 
     def end(self, finished: Finished[T]) -> Finished[T]:
         """Store the result, or free the key. Raises `_Overtaken`."""
-        if finished.verdict is not Verdict.KEEP or finished.snapshot is None:
+        if finished.final is None:
             self.release()
             return finished
-        value = result_value(self.token, self.wanted, finished.resource, finished.snapshot, self.backend.max_bytes)
+        value = result_value(self.token, self.wanted, finished.resource, finished.final, self.backend.max_bytes)
         try:
             self.put(value, self.wanted.ttl)
         except _Silent:
@@ -230,13 +267,13 @@ class _Key:
 class BackendJournal(NoSteps):
     """The journal of work with a `backend`. It has no steps, because they would need the step table."""
 
-    def __init__(self, kept: _Key | None = None) -> None:
+    def __init__(self, backend: str, kept: _Key | None = None) -> None:
         super().__init__(
             "call, fetch and write keep their results in the database, which this operation, with backend=, does not "
             "use. Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has "
             "steps."
         )
-        self._at = kept
+        self._backend, self._at = backend, kept
 
     def renew(self) -> None:
         if self._at is not None:
@@ -246,12 +283,12 @@ class BackendJournal(NoSteps):
         if self._at is not None:
             self._at.refer(resource)
 
-
-def refuse_transactions(backend: str) -> None:
-    for connection in connections.all(initialized_only=True):
-        if has_begun(connection):
-            raise IdempotencyConfigurationError(
-                f"backend={backend!r} was reached inside a transaction of database {connection.alias!r}. A key outside "
-                "the database would outlive a rollback, and a retry would replay a result whose work is gone. Remove "
-                "the atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
-            )
+    def refuse_transactions(self, what: str = "") -> None:
+        for connection in connections.all(initialized_only=True):
+            if has_begun(connection):
+                raise IdempotencyConfigurationError(
+                    f"backend={self._backend!r} was reached inside a transaction of database {connection.alias!r}. A "
+                    "key outside the database would outlive a rollback, and a retry would replay a result whose work "
+                    "is gone. Remove the atomic(); under ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the "
+                    "view."
+                )

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from django.conf import settings
 from django.db import Error, connections
 
 from ...exceptions import ClaimLost, IdempotencyConfigurationError, OutcomeUnknown
 from ...limits import is_limit
+from ..conf.options import LEASED_TTL
 from ..events import report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Finished, InDoubt, Outcome, Resource, Verdict
@@ -25,7 +26,9 @@ from ..stores import Store
 from ..stores.server_checks import OWN
 from .claiming import claim_or_wait
 from .commits import committed
-from .operation import Operation, Work
+from .memory import MemoryJournal
+from .operation import Operation
+from .runners import Runner, Work
 from .table import Refused, TableJournal
 
 T = TypeVar("T")
@@ -35,85 +38,85 @@ UNKNOWN = "The work answered, and it is unknown whether one of its steps took ef
 logger = logging.getLogger("django_idempotency")
 
 
-def run_leased(store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-    """Run the work while this worker, and no other, holds the key's lease.
+class Leased(Runner):
+    """This worker, and no other, holds the key's lease while the work runs.
 
     The claim is committed, and the work runs with no transaction open. A final result completes the key. After any
     other result, or an exception, the key is marked as failed: its steps are kept, and the next retry may run
     immediately. If the worker dies, the next retry has to wait for the lease to expire.
-
-    Raises:
-        IdempotencyConfigurationError: a transaction is already open.
     """
 
-    def run(operation: Operation, claim: Claimed) -> Finished[T]:
-        # If the last attempt was abandoned, or if a call is in doubt or its value is lost, the project's `reconcile`
-        # runs first. If it returns a final result, the work doesn't run.
-        asks = claim.abandoned or claim.in_doubt or operation.lost
-        return (work.reconcile(operation) if asks else None) or _run(store, work, operation)
+    default: ClassVar = {"ttl": LEASED_TTL}
+    has_steps = True
 
-    return run_claimed(store, wanted, "a leased view", run)
+    @staticmethod
+    def suits(backend: str | None, lease: Any) -> bool:
+        return backend is None and lease is not None
 
+    def described(self) -> str:
+        policy = self.options.on_abandoned
+        return "leased" if policy == "retry-keyed" else f"leased, {policy}"
 
-def run_claimed(
-    store: Store, wanted: ClaimRequest, what: str, run: Callable[[Operation, Claimed], Finished[T]]
-) -> Outcome[T]:
-    """Commit a claim, run the attempt, and complete the key or mark it as failed.
+    def journal(self, operation: str) -> MemoryJournal:
+        return MemoryJournal(cast(str, self.alias()), self.options.lease_seconds or 0, operation)
 
-    Exceptions and cancellations also mark it as failed, so that the next retry need not wait for the lease to expire.
-    That includes an exception from a signal handler during the claim's COMMIT: the claim may have been committed.
+    def run(self, store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+        """See the base class. If a transaction is open, this raises `IdempotencyConfigurationError`.
 
-    Args:
-        what: who makes the claim, for the error message if a transaction is open.
-    """
-    held: Claimed | None = None
-    about = ended = None
+        Exceptions and cancellations also mark the key as failed, so that the next retry need not wait for the lease to
+        expire. That includes an exception from a signal handler during the claim's COMMIT: the claim may have been
+        committed.
+        """
+        held: Claimed | None = None
+        about = ended = None
 
-    def claim_it() -> ClaimOutcome:
-        nonlocal held
-        held = None  # an earlier try was rolled back
-        outcome = store.claim(wanted)
-        held = outcome if isinstance(outcome, Claimed) else None
-        return outcome
+        def claim_it() -> ClaimOutcome:
+            nonlocal held
+            held = None  # an earlier try was rolled back
+            outcome = store.claim(wanted)
+            held = outcome if isinstance(outcome, Claimed) else None
+            return outcome
 
-    try:
-        claim = claim_or_wait(store, wanted.identity, partial(committed, store, what, claim_it), wanted.wait)
-        if not isinstance(claim, Claimed):
-            return claim
-        about, ended = claim.resource, "error"  # nothing runs before the steps are read
-        event = "taken_over" if claim.abandoned else "claimed"
-        report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
-        operation = Operation(
-            wanted.identity, claim.attempt, claim.resource, journal=TableJournal(store, wanted, claim)
-        )
-        operation._begin(reconciling=True)
-        ended = "released"
         try:
-            finished = run(operation, claim)
-            if finished.verdict is Verdict.KEEP and (why := operation._left_behind()):
-                finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=why)
-        finally:
-            about = operation.resource
-        # What `reconcile` has settled without recording it is still counted as unknown.
-        settled = not operation.in_doubt
-        return _ended(store, wanted, claim, replace(finished, resource=about), settled=settled)
-    except BaseException as error:
-        if held is None or (ended is None and not is_limit(error)):
-            raise  # see Note [Lost answers] about a claim whose COMMIT has failed
-        if isinstance(error, ClaimLost):
-            # Another worker took the key over, or a person made a decision about it. The client gets the same response
-            # as a duplicate.
-            return store.look(wanted)
-        if not _released(store, wanted, held, error, ended, about) and not is_limit(error):
-            return store.look(wanted)
-        if isinstance(error, Refused):
-            return InDoubt(attempt=held.attempt, resource=about, unkeyed=(error.step,))
-        if isinstance(error, OutcomeUnknown) and operation._reconciling:
-            return InDoubt(attempt=held.attempt, resource=about, undecided=describe(error))
-        # Cancellations are raised as well, and so are failures to store the response; the retry then completes the key
-        # without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
-        # response is sent anyway.
-        raise
+            claim = claim_or_wait(store, wanted, partial(committed, store, work.title, claim_it))
+            if not isinstance(claim, Claimed):
+                return claim
+            about, ended = claim.resource, "error"  # nothing runs before the steps are read
+            event = "taken_over" if claim.abandoned else "claimed"
+            report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
+            journal = TableJournal(store, wanted, claim)
+            operation = Operation(wanted.identity, claim.attempt, claim.resource, journal)
+            operation._begin(reconciling=True)
+            ended = "released"
+            try:
+                # If the last attempt was abandoned, or if a call is in doubt or its value is lost, the project's
+                # `reconcile` runs first. If it returns a final result, the work doesn't run.
+                asks = wanted.known_only or claim.abandoned or claim.in_doubt or operation.lost
+                finished = (work.reconcile(operation) if asks else None) or _run(store, work, operation)
+                if finished.verdict is Verdict.KEEP and (why := operation._left_behind()):
+                    finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=why)
+            finally:
+                about = operation.resource
+            # What `reconcile` has settled without recording it is still counted as unknown.
+            settled = not operation.in_doubt
+            return _ended(store, wanted, claim, replace(finished, resource=about), settled=settled)
+        except BaseException as error:
+            if held is None or (ended is None and not is_limit(error)):
+                raise  # see Note [Lost answers] about a claim whose COMMIT has failed
+            if isinstance(error, ClaimLost):
+                # Another worker took the key over, or a person made a decision about it. The client gets the same
+                # response as a duplicate.
+                return store.look(wanted)
+            if not _released(store, wanted, held, error, ended, about) and not is_limit(error):
+                return store.look(wanted)
+            if isinstance(error, Refused):
+                return InDoubt(attempt=held.attempt, resource=about, unkeyed=(error.step,))
+            if isinstance(error, OutcomeUnknown) and operation._reconciling:
+                return InDoubt(attempt=held.attempt, resource=about, undecided=describe(error))
+            # Cancellations are raised as well, and so are failures to store the response; the retry then completes the
+            # key without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
+            # response is sent anyway.
+            raise
 
 
 def _released(
@@ -133,9 +136,9 @@ def _released(
 
 def _ended(store: Store, wanted: ClaimRequest, claim: Claimed, finished: Finished[T], *, settled: bool) -> Finished[T]:
     """Complete the key or mark it as failed. Raises `ClaimLost`."""
-    if finished.verdict is Verdict.KEEP and finished.snapshot is not None:
+    if finished.final is not None:
         try:
-            committed(store, END, partial(store.complete, claim, finished.snapshot, ttl=wanted.ttl, settled=settled))
+            committed(store, END, partial(store.complete, claim, finished.final, ttl=wanted.ttl, settled=settled))
         except ClaimLost:
             if not settled:
                 raise

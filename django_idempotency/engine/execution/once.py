@@ -10,32 +10,27 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Generic, TypeVar, Unpack, overload
 from uuid import UUID
 
 from ... import exceptions
 from ...exceptions import IdempotencyConfigurationError
-from ..conf import Idempotency, OnceKeywords, Options, as_options, get_settings, resolve
+from ..conf import Idempotency, OnceKeywords, as_options, get_settings, resolve
 from ..conf.fields import refuse_unknown
-from ..events import report, report_outcome, report_unprotected
+from ..events import report_unprotected
 from ..protocol import outcomes
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Finished, Snapshot, Verdict
-from ..stores import alias_of, alias_unless_elsewhere
-from ..stores.transactions import atomically
-from .atomic import run_atomically
 from .bridge import in_thread, synchronous
-from .claiming import claim_request, reached
-from .elsewhere import BackendJournal, refuse_transactions, run_elsewhere
-from .leased import run_leased
-from .memory import MemoryJournal, tell_handed_on
+from .claiming import claim_request
+from .memory import tell_handed_on
 from .operation import Operation
 from .payloads import payload_fingerprint
 from .results import as_kept, decode, encode
-from .steps import ONE_TRANSACTION, StepJournal
+from .runners import Runner, Work
 
 logger = logging.getLogger("django_idempotency")
 T = TypeVar("T")
@@ -104,33 +99,23 @@ def run_once(
         IdempotencyConfigurationError: an argument is invalid, or the call is made where it cannot work.
     """
     resolved = resolve(once_options(options))
-    backend, alias = resolved.backend, alias_unless_elsewhere(resolved)
-    leased = resolved.mode == "leased"
-    function, conf = _Function(work, resolved.reconcile, leased), get_settings()
-    if conf.paused and conf.pauses():
-        name = operation_name(work, resolved.operation)
-        report("paused", identify(scope="", operation=name, key=""), alias, backend=backend)
+    runner: Runner = resolved.runner
+    function, conf = _Function(work, resolved.reconcile, runner.has_steps), get_settings()
+    name = operation_name(work, resolved.operation)
+    if conf.paused and runner.pauses(name):
         raise exceptions.StoreBusy(f"IDEMPOTENCY['PAUSED'] is on, so {name} did not run. Try again later.")
-    identity = _identity(scope, operation_name(work, resolved.operation), key)
+    identity = _identity(scope, name, key)
     fingerprint = None if payload is None else payload_fingerprint(payload)
     if not conf.enabled:
-        return _unprotected(function, resolved, identity)
-    warn_of_gateways(identity.operation, resolved)
-    wanted = claim_request(resolved, identity, fingerprint)
-    if alias is None:
-        outcome = run_elsewhere(str(backend), wanted, function)
-    else:
-        run = run_leased if leased else run_atomically
-        store = reached(alias)
-        outcome = store if isinstance(store, outcomes.Unavailable) else run(store, wanted, function)
-    report_outcome(outcome, identity, alias, backend)
-    if isinstance(outcome, outcomes.Completed):
-        report("replayed", identity, alias, backend=backend, resource=outcome.resource)
-        if backend and outcome.snapshot.body is None:
-            raise exceptions.ResultLost(
-                f"{identity.operation} with key {identity.key!r} has run, and its result was too long for the backend "
-                f"{backend!r}. It is not run again. Return less, such as an id."
-            )
+        report_unprotected(name)
+        return Result(runner.bare(partial(function.bare, name, runner.without_key(name, identity))), replayed=False)
+    warn_of_gateways(name, resolved)
+    outcome = runner.perform(claim_request(resolved, identity, fingerprint), function)
+    if resolved.backend and isinstance(outcome, outcomes.Completed) and outcome.snapshot.body is None:
+        raise exceptions.ResultLost(
+            f"{name} with key {identity.key!r} has run, and its result was too long for the backend "
+            f"{resolved.backend!r}. It is not run again. Return less, such as an id."
+        )
     return _result(outcome, identity)
 
 
@@ -217,53 +202,30 @@ def operation_name(work: Any, given: str | None) -> str:
     return f"{work.__module__}.{name}"
 
 
-def operation_without_key(options: Options, name: str, derives_from: Identity | None) -> Operation:
-    """Return the operation for work that runs unprotected: its steps mean the same, and are not stored."""
-    journal: StepJournal = ONE_TRANSACTION
-    if options.mode == "elsewhere":
-        journal = BackendJournal()
-    elif options.mode == "leased":
-        journal = MemoryJournal(alias_of(options), options.lease_seconds or 0, name)
-    return Operation(None, journal=journal, derives_from=derives_from)
-
-
-def _unprotected(function: _Function, options: Options, identity: Identity) -> Result[Any]:
-    report_unprotected(identity.operation)
-    operation = operation_without_key(options, identity.operation, identity)
-    if isinstance(operation._journal, MemoryJournal):
-        operation._journal.refuse_transactions("a leased view")
-    elif options.backend is not None:
-        refuse_transactions(options.backend)
-
-    def run() -> Result[Any]:
-        value = function.called(operation)
-        try:
-            value = as_kept(value, encode(value))
-        except exceptions.ResultNotStorable as error:
-            tell_handed_on(identity.operation, error)
-        return Result(value, replayed=False)
-
-    return atomically(alias_of(options) if options.mode == "atomic" else None, run)
-
-
 @dataclass(frozen=True, slots=True)
-class _Function:
+class _Function(Work[Any]):
     """`Work` for a function that was passed to `run_once`."""
 
     function: Callable[..., Any]
     reconciling: Callable[[Operation], Any] | None
-    leased: bool
+    has_steps: bool
 
     def called(self, operation: Operation) -> Any:
-        if self.leased:
+        if self.has_steps:
             return self.function(operation)
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
+    def bare(self, name: str, operation: Operation) -> Any:
+        """Call the function without protection. A result that can't be kept is handed on, and told."""
+        value = self.called(operation)
+        try:
+            return as_kept(value, encode(value))
+        except exceptions.ResultNotStorable as error:
+            tell_handed_on(name, error)
+            return value
+
     def run(self, operation: Operation) -> Finished[Any]:
         return _recorded(self.called(operation))
-
-    def answer(self, error: Exception) -> None:
-        """The caller of `run_once` gets the exception."""
 
     def reconcile(self, operation: Operation) -> Finished[Any] | None:
         if self.reconciling is None or (result := synchronous(self.reconciling)(operation)) is None:

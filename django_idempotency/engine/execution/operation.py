@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 from uuid import UUID, uuid4, uuid5
 
 from asgiref.sync import sync_to_async
@@ -31,7 +31,7 @@ from ...models import IdempotencyStep
 from ..conf import get_settings
 from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Finished, Resource
+from ..protocol.outcomes import Resource
 from .bridge import awaited, is_on_event_loop, synchronous, until_done
 from .results import as_kept, encode_returned, encode_step
 from .steps import ONE_TRANSACTION, CallInDoubt, Step, StepJournal
@@ -561,29 +561,6 @@ def _check(name: str) -> None:
         raise IdempotencyConfigurationError(
             f"{name!r} is not a valid step name: pass a str of 1 to {MAX_NAME} characters, the same in every attempt."
         )
-
-
-class Work(Protocol[T]):
-    """Work that runs once, and that decides which of its results are final."""
-
-    def run(self, operation: Operation) -> Finished[T]:
-        """Do the work; in atomic mode, it runs inside the claim's transaction. Only leased work can use steps.
-
-        Raises:
-            Exception: whatever the work raises. The work's writes are rolled back.
-        """
-
-    def answer(self, error: Exception) -> Finished[T] | None:
-        """Return the framework's response to the exception that the work raised, or None to let it propagate.
-
-        Called after the rollback.
-        """
-
-    def reconcile(self, operation: Operation) -> Finished[T] | None:
-        """Ask the project's `reconcile` for the final result of an abandoned attempt.
-
-        If it returns None, the work runs again.
-        """
 
 
 def resource_of(what: models.Model | str, id_: str | int | UUID | None) -> Resource:

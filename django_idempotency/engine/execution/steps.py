@@ -126,6 +126,9 @@ class StepJournal:
     def allow(self) -> None:
         """Raise `IdempotencyConfigurationError` if this work has no steps."""
 
+    def refuse_transactions(self, what: str) -> None:
+        """Raise `IdempotencyConfigurationError` if a transaction is open in which protected work could not run."""
+
     def renew(self) -> None:
         raise NotImplementedError
 

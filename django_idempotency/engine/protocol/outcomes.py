@@ -188,6 +188,11 @@ class TooOld:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """An earlier request has done the work, and `may_replay` refuses to replay its response to this one."""
+
+
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
 """How a request can end if its key is stored already, so that it must not run."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
@@ -211,7 +216,7 @@ class Finished(Generic[T]):
     """The work has returned.
 
     Attributes:
-        snapshot: what is stored, if the verdict is `Verdict.KEEP`.
+        snapshot: what is stored, if the verdict is `Verdict.KEEP`: see `final`.
         reason: why nothing is stored, for every other verdict.
         resource: the object that the work has referred to.
         unstored: whether a backend failed to store the final result, so that a retry may run the work again.
@@ -226,6 +231,11 @@ class Finished(Generic[T]):
     unstored: bool = False
     held: bool = False
 
+    @property
+    def final(self) -> Snapshot | None:
+        """What is stored, or None if the key is freed or marked as failed."""
+        return self.snapshot if self.verdict is Verdict.KEEP else None
 
-Outcome = Finished[T] | Completed | Refusal
+
+Outcome = Finished[T] | Completed | Refusal | Withheld
 """The ways in which running a piece of work once can end."""

@@ -25,7 +25,6 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Idempotency, Options, place_of_keys
 from ..execution.bridge import in_thread, without_bridge_above
 from ..execution.memory import standing_in
-from ..stores import alias_unless_elsewhere
 
 OPENED = "_idempotency_opened"
 """The attribute of Django's request while a whole view runs in the transaction that Django would have opened."""
@@ -48,7 +47,7 @@ class TakenOver(set[str]):
 
         Returns None for a view with `backend`, which must not run in a transaction.
         """
-        return alias_unless_elsewhere(place_of_keys(*self.layers()))
+        return place_of_keys(*self.layers()).alias()
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == self.alias()
@@ -72,7 +71,7 @@ def as_django_would(request: Any, options: Options | None = None) -> str | None:
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver) and under_atomic_requests() and not hasattr(request, OPENED):
         alias = mark.alias()
-        if options is not None and alias == alias_unless_elsewhere(options):
+        if options is not None and alias == options.runner.alias():
             return None
         if alias and not set.__contains__(mark, alias) and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
             return alias

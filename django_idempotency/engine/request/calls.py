@@ -11,7 +11,6 @@ from django.utils.translation import get_language
 
 from ..conf import Options
 from ..protocol.outcomes import Finished, Verdict
-from ..stores import alias_unless_elsewhere
 from ..stores.transactions import atomically
 from .responses import capture, refuse_stream
 
@@ -58,7 +57,7 @@ class Call:
 
     def in_own_transaction(self, work: Callable[[], T]) -> T:
         """Turn an exception into a response, in a transaction unless a backend is used."""
-        return atomically(alias_unless_elsewhere(self.options), work)
+        return atomically(self.options.runner.alias(), work)
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Use the response to decide what happens to the view's writes and to the key."""

@@ -21,7 +21,7 @@ from django.http.response import HttpResponseBase
 from ..events import harmless, report_unprotected
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
-from ..stores import Store, alias_of, store_for
+from ..stores import Store, store_for
 from ..stores.transactions import atomically
 from . import problems
 from .problems import Problem
@@ -43,7 +43,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
         _log(call, wanted)
         return pass_through(call, identity_of(call) if isinstance(wanted, Problem) else None)
     observing = replace(wanted, lease=OBSERVED_LEASE, policy="retry")
-    store = safely(lambda: store_for(alias_of(call.options)))
+    store = safely(lambda: store_for(call.options.runner.alias()))
     claim = None if store is None else _in_its_own(store, partial(_claim, store, observing))
     if store is None or not isinstance(claim, Claimed):
         _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, wanted)

@@ -7,8 +7,8 @@
 4. The scope, which identifies the caller and its client: `callers/`.
 5. The fingerprint of the target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what
    the payload is.
-6. The claim and the work: `execution/atomic.py`, `leased.py` and `elsewhere.py`; `view_call.py` calls the view and
-   evaluates its response.
+6. The claim, the work and what is reported about it: the mode's runner, `execution/runners.py`; `view_call.py` calls
+   the view and evaluates its response.
 7. The response: the view's own, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone:
    `sessions.py`.
 """
@@ -22,15 +22,11 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
-from ..events import report, report_outcome
-from ..execution.atomic import run_atomically
-from ..execution.claiming import claim_request, reached
-from ..execution.elsewhere import run_elsewhere
-from ..execution.leased import run_leased
+from ..execution.claiming import claim_request
+from ..execution.runners import Runner
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
-from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Outcome, Refusal, Unavailable
-from ..stores import alias_of, alias_unless_elsewhere
+from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Refusal, Withheld
 from . import problems
 from .callers import advise, advise_of_renewal, scope_of
 from .fingerprints import fingerprint_of
@@ -42,16 +38,19 @@ from .sessions import keep_stored_session
 from .unprotected import identity_of, pass_through
 from .view_call import ViewCall
 
-UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid", "paused": "paused"}
-"""The event for each problem that ends a request before its key is known."""
+UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
+"""The event for each problem with the key itself."""
 
 
 def handle(call: ViewCall) -> HttpResponseBase:
     """Run the view, protected or not, replay a stored response, or refuse the request."""
     options, conf = call.options, get_settings()
-    if conf.paused and call.method in options.methods and conf.pauses():
+    runner: Runner = options.runner
+    if call.method not in options.methods:
+        return pass_through(call)
+    if conf.paused and runner.pauses(call.operation_name()):
         return _refuse(call, problems.paused())
-    if call.method not in options.methods or not conf.enabled:
+    if not conf.enabled:
         return pass_through(call, identity_of(call))
     if options.observe:
         return observed(call, partial(asked, call))
@@ -66,29 +65,15 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if not isinstance(wanted, ClaimRequest):
         return pass_through(call) if wanted is None else _refuse(call, wanted)
 
-    alias = alias_unless_elsewhere(options)
     try:
-        outcome = _run(call, wanted, alias)
+        outcome = runner.perform(wanted, call)
     except Exception as error:
         call.adapter.unanswered(call, error)
         raise
-    if not isinstance(outcome, Finished):
-        keep_stored_session(call.request)
-    if isinstance(outcome, Completed):
-        return _replay(call, wanted, outcome, alias)
-    report_outcome(outcome, wanted.identity, alias, options.backend)
     if isinstance(outcome, Finished):
         return call.adapter.deliver(call, outcome.value, replayed=False, own=True)
-    return _turned_away(call, wanted, outcome)
-
-
-def _run(call: ViewCall, wanted: ClaimRequest, alias: str | None) -> Outcome[HttpResponseBase]:
-    if alias is None:
-        return run_elsewhere(str(call.options.backend), wanted, call)
-    store = reached(alias)
-    if isinstance(store, Unavailable):
-        return store
-    return (run_atomically if wanted.lease is None else run_leased)(store, wanted, call)
+    keep_stored_session(call.request)
+    return _replay(call, outcome) if isinstance(outcome, Completed) else _turned_away(call, wanted, outcome)
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
@@ -114,24 +99,18 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
     return refusing_late(wanted) if options.late_keys == "refuse" else wanted
 
 
-def _turned_away(call: ViewCall, wanted: ClaimRequest, refusal: Refusal) -> HttpResponseBase:
-    if isinstance(refusal, Conflicted) and call.options.in_progress_status == 202:
-        return call.adapter.deliver(call, accepted(alias_of(call.options), wanted.identity), replayed=False)
-    problem = problems.problem_of(refusal, call.options)
-    if problem.resource or problem.refused:  # what only a caller who may see the response may know
-        allowed = call.options.may_replay
-        if allowed is not None and not call.adapter.may_replay(call, allowed):
-            problem = replace(problem, resource=None, refused=False)
+def _turned_away(call: ViewCall, wanted: ClaimRequest, refusal: Refusal | Withheld) -> HttpResponseBase:
+    options = call.options
+    if isinstance(refusal, Conflicted) and options.in_progress_status == 202:
+        return call.adapter.deliver(call, accepted(options.runner.alias(), wanted.identity), replayed=False)
+    problem = problems.problem_of(refusal, options)
+    if (problem.resource or problem.refused) and not call.may_replay():
+        problem = replace(problem, resource=None, refused=False)
     return _refuse(call, problem)
 
 
-def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: str | None) -> HttpResponseBase:
+def _replay(call: ViewCall, completed: Completed) -> HttpResponseBase:
     snapshot = completed.snapshot
-    allowed = call.options.may_replay
-    if allowed is not None and not call.adapter.may_replay(call, allowed):
-        report("replay_refused", wanted.identity, alias, backend=call.options.backend)
-        return _refuse(call, problems.replay_refused())
-    report("replayed", wanted.identity, alias, backend=call.options.backend, resource=completed.resource)
     if snapshot.body is None:
         response = problems.respond(call.asked_with, problems.response_not_stored(snapshot, completed.resource))
     else:
@@ -141,6 +120,5 @@ def _replay(call: ViewCall, wanted: ClaimRequest, completed: Completed, alias: s
 
 def _refuse(call: ViewCall, problem: Problem) -> HttpResponseBase:
     if (event := UNUSABLE.get(problem.code)) is not None:
-        unknown = identify(scope="", operation=call.operation_name(), key="")
-        report(event, unknown, alias_unless_elsewhere(call.options), backend=call.options.backend)
+        call.options.runner.report_unread(event, call.operation_name())
     return call.adapter.deliver(call, problems.respond(call.asked_with, problem), replayed=False)

@@ -230,7 +230,7 @@ def paused() -> Problem:
     return Problem("paused", 503, "This operation is paused", detail, {"Retry-After": str(LONGEST_RETRY_AFTER)})
 
 
-def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
+def problem_of(refusal: outcomes.Refusal | outcomes.Withheld | NotRun, options: Options) -> Problem:
     """Return the error for a refusal, or for an exception that `run_once` has raised."""
     match refusal:
         case outcomes.Mismatched() | PayloadMismatch():
@@ -243,6 +243,8 @@ def problem_of(refusal: outcomes.Refusal | NotRun, options: Options) -> Problem:
             problem = store_busy()
         case outcomes.TooOld():
             problem = key_too_old()
+        case outcomes.Withheld():
+            problem = replay_refused()
         case _:
             assert_never(refusal)
     refused = getattr(refusal, "refused", False)

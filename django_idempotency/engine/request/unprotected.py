@@ -18,7 +18,6 @@ from ...exceptions import IdempotencyConfigurationError
 from ...limits import is_limit
 from ..events import harmless, report_unprotected
 from ..execution.memory import standing_in
-from ..execution.once import operation_without_key
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
 from .atomic_requests import as_django_would, awaited_as_django_would
@@ -59,7 +58,7 @@ def _told(call: ViewCall, response: Any) -> HttpResponseBase:
 
 def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
     request: Any = call.request
-    request.idempotency = operation_without_key(call.options, call.operation_name(), identity)
+    request.idempotency = call.options.runner.without_key(call.operation_name(), identity)
     request.idempotency.request = call.asked_with
 
 

@@ -11,13 +11,15 @@ from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options
 from ..execution.bridge import synchronous
 from ..execution.operation import Operation
+from ..execution.runners import Work
 from ..protocol.outcomes import Finished, Verdict
 from .adapters import DJANGO, Adapter
 from .calls import Call
 from .responses import capture, refuse_stream
+from .sessions import keep_stored_session
 
 
-class ViewCall(Call):
+class ViewCall(Call, Work[HttpResponseBase]):
     """A call that an engine can run as `Work`. Everything that depends on the framework is left to its adapter.
 
     While the view runs, Django's request has the `_idempotency_runs` attribute.
@@ -47,6 +49,14 @@ class ViewCall(Call):
         self._attach(operation)
         response = synchronous(self.options.reconcile)(operation)
         return None if response is None else final_response(self.adapter.reconciled(self, response), self.options)
+
+    def may_replay(self) -> bool:
+        """Ask the project's `may_replay`, if there is one. It reads the session as it is stored now."""
+        allowed = self.options.may_replay
+        if allowed is None:
+            return True
+        keep_stored_session(self.request)
+        return self.adapter.may_replay(self, allowed)
 
     def _attach(self, operation: Operation) -> None:
         request: Any = self.request

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
-from django.db import connections, router
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
-from ...models import IdempotencyKey
-from ..conf import Idempotency, resolve
+from ..conf import resolve
 from .store import RunningTransaction, Store
 from .transactions import opened, without_held_locks
 
-__all__ = ["RunningTransaction", "Store", "alias_for", "alias_of", "alias_unless_elsewhere", "store_for"]
+__all__ = ["RunningTransaction", "Store", "alias_for", "store_for"]
 
 _STORES = {
     "PostgreSQL": "postgresql.PostgreSQLStore",
@@ -29,19 +28,9 @@ UNTESTED = ("TiDB", "Vitess")
 """Databases that speak MySQL's protocol but lack InnoDB's locks. Their names appear in the version string."""
 
 
-def alias_of(options: Idempotency) -> str:
-    """Return the alias of the database that stores the keys: the `using` option, or the database routers' choice."""
-    return options.using or router.db_for_write(IdempotencyKey)
-
-
-def alias_unless_elsewhere(options: Idempotency) -> str | None:
-    """Return the alias as `alias_of` does, or None if the keys are in a `backend`."""
-    return None if options.backend else alias_of(options)
-
-
 def alias_for(using: str | None) -> str:
     """Return `using`, or the alias of the database in which the project stores keys by default."""
-    return using or alias_of(resolve())
+    return using or cast(str, resolve().runner.alias())
 
 
 def store_for(alias: str) -> Store:

@@ -91,19 +91,25 @@ class Transaction:
         connection: this thread's connection.
         before: its description from before the transaction began.
         is_outermost: whether this is a transaction of its own.
+        is_alone: the same, but a `TestCase`'s transaction does not count.
         block: the `atomic()` block, from just before it begins until after it has ended.
         has_begun: whether anything may have been done in the block.
     """
 
-    __slots__ = ("before", "block", "connection", "has_begun", "is_outermost")
+    __slots__ = ("before", "block", "connection", "has_begun", "is_alone", "is_outermost")
 
     def __init__(self, connection: Any) -> None:
         without_held_locks(connection)
         self.connection = connection
         self.before = Before.of(connection)
         self.is_outermost = self.before.autocommit and not self.before.in_atomic_block
+        self.is_alone = self.is_outermost or self.is_in_a_test()
         self.block: Any = None
         self.has_begun = False
+
+    def is_in_a_test(self) -> bool:
+        """Whether only a `TestCase` surrounds this transaction."""
+        return bool(self.before.blocks and self.before.blocks[-1]._from_testcase)
 
     def refuse_if_torn(self) -> None:
         """Raise `TransactionBroken` if the work caught an exception that had interrupted an inner block.
@@ -225,7 +231,7 @@ class Transaction:
         savepoint = savepoints[count] if self.block is not None and len(savepoints) > count else None
         del blocks[len(before.blocks) :], savepoints[count:]
         lost = connection.connection is not before.raw or connection.closed_in_transaction or _is_stuck(connection)
-        if savepoint is None and not (self.has_begun or lost) and self._is_in_an_unbroken_test():
+        if savepoint is None and not (self.has_begun or lost) and self.is_in_a_test() and self._is_unbroken():
             return  # nothing has begun, and the next request of the test has to work
         if savepoint is None or lost:
             self._doom()
@@ -239,10 +245,9 @@ class Transaction:
         else:
             connection.in_atomic_block = before.in_atomic_block
 
-    def _is_in_an_unbroken_test(self) -> bool:
-        """Whether only a `TestCase` surrounds this transaction, which can still be used."""
-        blocks, connection = self.before.blocks, self.connection
-        return bool(blocks and blocks[-1]._from_testcase and UNBROKEN[connection.vendor](connection.connection))
+    def _is_unbroken(self) -> bool:
+        """Whether the caller's transaction can still be committed."""
+        return UNBROKEN[self.connection.vendor](self.connection.connection)
 
     def _doom(self) -> None:
         """Make sure that the caller can't commit its transaction, which may contain half of ours."""
@@ -274,7 +279,7 @@ def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
     if alias is None:
         return work()
     own = Transaction(connections[alias])
-    if how.get("durable") and own.before.blocks and not own.before.blocks[-1]._from_testcase:
+    if how.get("durable") and own.before.blocks and not own.is_in_a_test():
         # Django would notice only once the block is being entered.
         raise RuntimeError("A durable atomic block cannot be nested within another atomic block.")
 

@@ -46,11 +46,12 @@ class TestTheCallersTransaction:
 
     def test_a_refusal_is_not_kept_after_it(self) -> None:
         """The second claim would be a new transaction, and the caller would commit the refusal alone."""
-        from django_idempotency.engine.execution.atomic import run_atomically
+        from django_idempotency.engine.conf import resolve
+        from django_idempotency.engine.execution.runners import Work
         from django_idempotency.engine.protocol.outcomes import Finished, Verdict
         from django_idempotency.engine.stores import store_for
 
-        class Refusing:
+        class Refusing(Work[None]):
             def run(self, operation: None) -> Any:
                 with connection.cursor() as cursor:
                     cursor.execute("ROLLBACK")  # as a deadlock does
@@ -62,7 +63,7 @@ class TestTheCallersTransaction:
         with without_autocommit():
             order("before")
             with pytest.raises(TransactionBroken, match="What was written before this operation"):
-                run_atomically(store_for("default"), a_claim(), Refusing())  # type: ignore[arg-type]
+                resolve().runner.run(store_for("default"), a_claim(), Refusing())
         assert not IdempotencyKey.objects.exists()
 
 

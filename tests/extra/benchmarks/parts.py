@@ -48,7 +48,7 @@ def main() -> None:
 
 def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
     """For each part: where its functions stand, and what takes their place."""
-    from django_idempotency.engine.execution import atomic
+    from django_idempotency.engine.execution import atomic, runners
     from django_idempotency.engine.protocol.outcomes import Snapshot
     from django_idempotency.engine.request import adapters, calls, pipeline
     from django_idempotency.engine.stores import messages, postgresql, store
@@ -69,7 +69,7 @@ def replacements() -> dict[str, list[tuple[Any, str, Callable[..., Any]]]]:
         "operation": [(calls.Call, "operation_name", lambda call: "POST orders/")],
         "capture": [(calls, "capture", lambda *others: snapshot)],
         "headers as JSON": [(store, "seal_response", lambda *others: ("[]", snapshot.body))],
-        "events": [(pipeline, "report_outcome", lambda *others: None), (atomic, "report", lambda *o, **k: None)],
+        "events": [(runners, "report_outcome", lambda *others: None), (atomic, "report", lambda *o, **k: None)],
         "replayed header": [(adapters.Adapter, "deliver", lambda adapter, call, response, **options: response)],
         "may_send": [(messages, "may_send", lambda *others: True)],
         "ended, broken": [(databases, name, lambda *others: False) for name in ("has_ended", "is_broken")],

@@ -90,6 +90,8 @@ class OncePerTest(throttling.BaseThrottle):
 
 
 async def is_allowed(request: Any, view: Any) -> bool:
+    if "unknown" in request.query_params:
+        raise Http404
     return "denied" not in request.query_params
 
 
@@ -231,6 +233,10 @@ class TestGuarded:
     def test_may_replay_gets_the_view(self, send: Any) -> None:
         """may_replay(request, view). A coroutine is awaited."""
         assert [send("/guarded/?denied") for _ in range(2)] == [(201, "false"), (403, "false")]
+
+    def test_an_exception_of_may_replay_is_answered_as_no_replay(self, send: Any) -> None:
+        """The key was honoured, so the response says so."""
+        assert [send("/guarded/?unknown") for _ in range(2)] == [(201, "false"), (404, "false")]
 
 
 def test_a_form_that_was_parsed_for_csrf_is_compared_by_content(key: str) -> None:

@@ -82,7 +82,7 @@ def test_an_error_of_the_setup_is_a_message(
     def refuses(*args: Any) -> None:
         raise IdempotencyConfigurationError("a transaction is open")
 
-    monkeypatch.setattr("django_idempotency.maintenance.recovery.run_claimed", refuses)
+    monkeypatch.setattr("django_idempotency.engine.execution.leased.Leased.run", refuses)
     assert "A transaction is open" in decide(operator, doubt, "reconcile")
     assert LogEntry.objects.count() == 0
 

@@ -1,0 +1,76 @@
+"""Which modes are there, and which does an endpoint run in?
+
+A mode is a `Runner`, which `execution/runners.py` describes: one class in one module, registered here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import router
+from django.utils.module_loading import import_string
+
+from ...models import IdempotencyKey
+
+if TYPE_CHECKING:
+    from .options import Idempotency
+
+REGISTERED = [
+    "django_idempotency.engine.execution.elsewhere.Elsewhere",
+    "django_idempotency.engine.execution.leased.Leased",
+    "django_idempotency.engine.execution.atomic.Atomic",
+]
+"""An endpoint's mode is the first one that suits its options. They stand above this module, so they are imported when
+the first options are resolved."""
+
+
+class Mode(ABC):
+    """What an endpoint's options can be in its mode, and where its keys are.
+
+    Args:
+        options: the endpoint's resolved options.
+
+    Attributes:
+        default: the options whose default differs in this mode.
+        possible: the values that an option can have, with its default first. Other options can have any.
+        misfit: what is wrong with a value that is not possible, for the error message. `%s` is the option's name.
+    """
+
+    default: ClassVar[Mapping[str, Any]] = {}
+    possible: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    misfit: ClassVar[str] = ""
+
+    def __init__(self, options: Idempotency) -> None:
+        self.options = options
+
+    @staticmethod
+    @abstractmethod
+    def suits(backend: str | None, lease: Any) -> bool:
+        """Return whether endpoints with these options run in this mode, unless an earlier one suits them."""
+
+    def refuse(self) -> None:  # noqa: B027 (most modes have nothing to refuse)
+        """Raise `IdempotencyConfigurationError` if the options can't work in this mode, whatever the others are."""
+
+    def alias(self) -> str | None:
+        """Return the alias of the database that keeps the keys, or None if no database does.
+
+        It is the `using` option, or the choice of the database routers, which may differ for each request.
+        """
+        return self.options.using or router.db_for_write(IdempotencyKey)
+
+
+def mode_of(backend: str | None, lease: Any) -> type[Mode]:
+    return next(mode for mode in registered() if mode.suits(backend, lease))
+
+
+def fits(name: str, value: Any, mode: type[Mode]) -> bool:
+    """Return whether the value is allowed for the option in this mode."""
+    return value in mode.possible.get(name, (value,))
+
+
+@cache
+def registered() -> tuple[type[Mode], ...]:
+    return tuple(map(import_string, REGISTERED))

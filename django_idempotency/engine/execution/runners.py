@@ -1,0 +1,148 @@
+"""How does a piece of work run once? In one way for views, `run_once` and recoveries, with a `Runner` for each mode.
+
+A mode is a subclass of `Runner` in a module of its own, registered in `conf/modes.py`. Its endpoints' `options.runner`
+is an instance of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from ..conf import Options, get_settings
+from ..conf.modes import Mode
+from ..events import report, report_outcome
+from ..protocol.digests import identify
+from ..protocol.outcomes import Completed, Finished, InDoubt, Outcome, Unavailable, Withheld
+from ..stores.transactions import atomically
+from .bridge import without_bridge_above
+from .claiming import reached
+from .operation import Operation
+
+if TYPE_CHECKING:
+    from ..protocol.digests import Identity
+    from ..protocol.outcomes import ClaimRequest
+    from .steps import StepJournal
+
+T = TypeVar("T")
+VIEW = "a leased view"
+
+
+class Work(ABC, Generic[T]):
+    """Work that runs once, and that decides which of its results are final.
+
+    Attributes:
+        title: what is refused inside a transaction.
+    """
+
+    title: ClassVar[str] = VIEW
+
+    @abstractmethod
+    def run(self, operation: Operation) -> Finished[T]:
+        """Do the work; in atomic mode, it runs inside the claim's transaction. Only leased work can use steps.
+
+        Raises:
+            Exception: whatever the work raises. The work's writes are rolled back.
+        """
+
+    def answer(self, error: Exception) -> Finished[T] | None:
+        """Return the framework's response to the exception that the work raised, or None to let it propagate.
+
+        Called after the rollback.
+        """
+        return None
+
+    @abstractmethod
+    def reconcile(self, operation: Operation) -> Finished[T] | None:
+        """Ask the project's `reconcile` for the final result of an abandoned attempt.
+
+        If it returns None, the work runs again.
+        """
+
+    def may_replay(self) -> bool:
+        """Return whether this caller may get the stored result."""
+        return True
+
+
+class Runner(Mode):
+    """Claims a key, runs the work, and completes or releases the key.
+
+    Attributes:
+        options: the endpoint's options.
+        has_steps: whether the work has steps, so that it always gets its operation.
+        claims_first: whether the claim is committed before the work runs.
+    """
+
+    options: Options
+    has_steps: ClassVar[bool] = False
+    claims_first: ClassVar[bool] = True
+
+    # --- what differs
+
+    @abstractmethod
+    def run(self, store: Any, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+        """Run the work if its key can be claimed. Return how that ended, or why the work did not run.
+
+        Args:
+            store: the `Store` of the database that keeps the key, or None if no database does.
+        """
+
+    @abstractmethod
+    def journal(self, operation: str) -> StepJournal:
+        """Return the journal of work that runs without protection."""
+
+    @abstractmethod
+    def described(self) -> str:
+        """Return the mode's name for the list of endpoints."""
+
+    def promise(self) -> str:
+        """Return what the API's specification says about this mode, or an empty string."""
+        return ""
+
+    # --- what is the same
+
+    def perform(self, wanted: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
+        """Run the work once for its key, and report how that ended. The caller has asked `pauses` first.
+
+        A recovery is no client: nothing is replayed to it or refused, and only what it has done or asked is reported.
+
+        Args:
+            alias: the database that keeps the key, if it is not the one where a new key would be kept.
+        """
+        if alias is None:
+            alias = self.alias()
+        store = None if alias is None else reached(alias)
+        outcome = store if isinstance(store, Unavailable) else self.run(store, wanted, work)
+        if isinstance(outcome, Completed) and not work.may_replay():
+            outcome = Withheld()
+        undecided = isinstance(outcome, InDoubt) and outcome.undecided
+        if not wanted.known_only or undecided or isinstance(outcome, Finished):
+            report_outcome(outcome, wanted.identity, alias, self.options.backend)
+        return outcome
+
+    def pauses(self, operation: str) -> bool:
+        """Whether `PAUSED` is on. This is asked before the key is read, and reported."""
+        if paused := get_settings().pauses():
+            self.report_unread("paused", operation)
+        return paused
+
+    def report_unread(self, event: str, operation: str) -> None:
+        """Report an event of a request whose key is not known."""
+        report(event, identify(scope="", operation=operation, key=""), self.alias(), backend=self.options.backend)
+
+    def bare(self, work: Callable[[], T]) -> T:
+        """Run the work of `run_once` without protection, in the transaction that it would have.
+
+        Raises:
+            IdempotencyConfigurationError: protected work is refused in this transaction, too.
+        """
+        if not self.claims_first:
+            return atomically(self.alias(), partial(without_bridge_above, work))
+        self.journal("").refuse_transactions(VIEW)
+        return work()
+
+    def without_key(self, operation: str, derives_from: Identity | None) -> Operation:
+        """Return the operation for work that runs without protection: its steps mean the same, and are not stored."""
+        return Operation(None, journal=self.journal(operation), derives_from=derives_from)
