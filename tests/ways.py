@@ -14,7 +14,9 @@ from django_idempotency.engine.stores import store_for
 from tests.claims import SNAPSHOT, a_claim
 
 WAYS = ("prepared", "text")
-"""By messages. The third way, `cursor`, is that of every test inside an outer transaction."""
+"""By messages, as in production."""
+ALL_WAYS = (*WAYS, "cursor")
+"""Django's cursor is the way of tests inside an outer transaction, of a server with DEBUG and of a traced process."""
 
 
 @contextmanager

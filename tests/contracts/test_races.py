@@ -12,16 +12,16 @@ from django.db import DatabaseError, connection, transaction
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import Store, store_for
 from tests.claims import a_claim, expire
-from tests.ways import WAYS, going
+from tests.ways import ALL_WAYS, WAYS, going
 
 Threads = Callable[..., list[Any]]
 SNAPSHOT = Snapshot(status_code=201, headers=(), body=b"done")
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(params=WAYS if connection.vendor == "postgresql" else WAYS[:1], autouse=True)
+@pytest.fixture(params=ALL_WAYS if connection.vendor == "postgresql" else WAYS[:1], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """On PostgreSQL these races run twice: by prepared statements, and by text."""
+    """On PostgreSQL these races run three times: by prepared statements, by text, and by Django's cursor."""
     with going(request.param):
         yield
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -17,10 +17,11 @@ from django.db import DatabaseError, Error, InterfaceError, OperationalError, co
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
 from ...models import IdempotencyKey
-from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted
+from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted, Known
 from ..protocol.stored_key import Resume, Status, StoredKey, TakeOver, decide
 from . import messages
-from .messages import IDLE, IN_ERROR, IN_TRANSACTION, Statement
+from .messages import IDLE, IN_ERROR, IN_TRANSACTION
+from .prepared import Statement, statements
 from .queries import Values, as_stored_key, values_of, values_of_claim
 from .server_checks import check_distribution, rows_of
 from .store import LONG_AGO, KeyLocked, RunningTransaction, Store, T, claim_lost, new_claim
@@ -126,7 +127,8 @@ class PostgreSQLStore(Store):
         if (row_id := found.get_value(0, 0)) is not None:
             claimed = new_claim(int(row_id), wanted)
             return claimed if wanted.late is None else self._unless(wanted.late, claimed, found.get_value(0, 1))
-        return messages.end_while(connection, partial(_known, found, wanted))
+        facts, body = found.get_value(0, 1), found.get_value(0, 2)
+        return messages.end_while(connection, lambda: _known(facts, body and body.decode(), wanted))
 
     def _write_last(self, name: str, values: Values) -> None:
         connection = connections[self.alias]
@@ -164,7 +166,7 @@ class PostgreSQLStore(Store):
     def _statements(self) -> dict[str, Statement]:
         # If no row was written, the division by zero keeps PostgreSQL from running the COMMIT in the same message.
         checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
-        return messages.statements(
+        return statements(
             claim=self._claim_sql,
             complete=checked.format(self._sql.complete),
             release=checked.format(self._sql.release),
@@ -263,9 +265,12 @@ class PostgreSQLStore(Store):
             f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
-    def _insert(self, wanted: ClaimRequest) -> int | None:
+    def _insert(self, wanted: ClaimRequest) -> int | Known | None:
         row = self._fetch(self._statements["claim"].text, values_of(wanted))
-        return None if row is None else row[0]
+        if row is None or row[0] is not None:
+            return row and row[0]
+        # Under some client encodings the driver returns bytes, which `_read` refuses.
+        return _known(*row[1:], wanted) if isinstance(row[1], str) else None
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         locked, *row = self._fetch(self._read_sql, values_of(wanted))
@@ -313,11 +318,9 @@ class PostgreSQLStore(Store):
         return [schema for (schema,) in rows_of(self.connection, SCHEMAS_SQL.format(""), names)]
 
 
-def _known(found: Any, wanted: ClaimRequest) -> ClaimOutcome | None:
-    """Return the outcome for a duplicate that found a stored row, or None if that key can be claimed again."""
-    facts, body = found.get_value(0, 1), found.get_value(0, 2)
-    stored = as_stored_key([*json.loads(facts), None if body is None else body.decode()])
-    outcome = decide(stored, wanted)
+def _known(facts: str, body: str | None, wanted: ClaimRequest) -> Known | None:
+    """Return the outcome for a duplicate from the row that its claim has read, or None if that key can be claimed."""
+    outcome = decide(as_stored_key([*json.loads(facts), body]), wanted)
     return None if isinstance(outcome, TakeOver | Resume) else outcome
 
 

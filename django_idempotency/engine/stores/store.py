@@ -278,8 +278,11 @@ class Store(ABC):
     # --- database-specific methods
 
     @abstractmethod
-    def _insert(self, wanted: ClaimRequest) -> int | None:
-        """Insert a row and return its id, or None if the key is already stored or another request is inserting it."""
+    def _insert(self, wanted: ClaimRequest) -> int | Known | None:
+        """Insert a row and return its id, or None if the key is already stored or another request is inserting it.
+
+        A store whose INSERT reads the stored row may return what that means for a duplicate.
+        """
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         """Return the key's committed row, if there is one.
@@ -305,8 +308,10 @@ class Store(ABC):
 
     def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
         """Try once to claim the key. Return None if another transaction has since changed or deleted its row."""
-        if not wanted.known_only and (row_id := self._insert(wanted)) is not None:
-            claimed = new_claim(row_id, wanted)
+        if not wanted.known_only and (found := self._insert(wanted)) is not None:
+            if not isinstance(found, int):
+                return found
+            claimed = new_claim(found, wanted)
             if wanted.late is None:
                 return claimed
             return self._unless(wanted.late, claimed, self._fetch(f"SELECT {self._sql.seconds_since_1970}")[0])

@@ -16,7 +16,7 @@ from tests.ways import request_like
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 APART = [["BEGIN"], ["WITH"], ["UPDATE"], ["COMMIT"]]
-ANSWERED_APART = [["BEGIN"], ["WITH"], ["SELECT"], ["COMMIT"]]
+ANSWERED_APART = [["BEGIN"], ["WITH"], ["COMMIT"]]
 TOGETHER = [["BEGIN", "WITH"], ["WITH", "COMMIT"]]
 ANSWERED_TOGETHER = [["BEGIN", *["PREPARE"] * 3, "EXECUTE"], ["COMMIT"]]
 on_psycopg3 = pytest.mark.skipif(not is_psycopg3, reason="about options of psycopg 3, the driver at hand is psycopg2")

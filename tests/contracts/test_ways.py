@@ -1,0 +1,33 @@
+"""The adapters' contract and that of the stored states, by each way of a claim to PostgreSQL.
+
+A server with DEBUG, a `TestCase` and a traced process take Django's cursor. Production takes messages, which the same
+contracts, inside the transaction of a test, never take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contracts.adapters import Function, Once, RestFramework, adapters
+from tests.contracts.test_adapters import TestKeys, TestOutcomes
+from tests.contracts.test_states import STATES, TestStatesContract
+from tests.ways import ALL_WAYS, going
+
+__all__ = ["TestKeys", "TestOutcomes"]
+pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
+adapter = adapters(lambda adapter: type(adapter) in (Function, Once))
+http = adapters(lambda adapter: type(adapter) is Function)
+answering = adapters(lambda adapter: type(adapter) is RestFramework)
+
+
+@pytest.fixture(params=ALL_WAYS, autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with going(request.param):
+        yield
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_claim_that_meets_the_state(state: str) -> None:
+    TestStatesContract().test_a_claim_that_meets_the_state(state)
