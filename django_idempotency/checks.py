@@ -26,7 +26,7 @@ from typing import Any, cast
 from django.apps.config import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import DatabaseError, connections, router, transaction
+from django.db import DatabaseError, connections, router
 from django.urls import get_resolver
 
 from .endpoints.authenticators import authenticators_of, bare_token_checks, strangers
@@ -37,6 +37,7 @@ from .engine.declare.wrappers import dotted_name
 from .engine.request.responses import status_url
 from .engine.stores import store_for
 from .engine.stores.sealing import unseal_response
+from .engine.stores.transactions import atomically
 from .exceptions import IdempotencyConfigurationError, NotDecryptable
 from .maintenance.renamed import LOST, unknown_operations
 from .models import IdempotencyKey
@@ -112,8 +113,8 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
         else:
             # There is no table before the first migration. Invalid options are reported by E007.
             found: list[CheckMessage] = []
-            with suppress(DatabaseError, IdempotencyConfigurationError), transaction.atomic(using=alias):
-                found = [*_check_operations(alias), *_check_decryption(alias)]
+            with suppress(DatabaseError, IdempotencyConfigurationError):
+                found = atomically(alias, lambda: [*_check_operations(alias), *_check_decryption(alias)])  # noqa: B023
             yield from found
 
 

@@ -13,6 +13,7 @@ from django.utils.formats import number_format
 
 from ..engine.request.callers import ANONYMOUS
 from ..engine.stores.states import ATTENTION, FAILED_ONLY, LAPSED, LIVE, STATES, UNLEASED, UNSETTLED, Clock, Seen
+from ..maintenance.lookups import in_other_operations
 from ..models import IdempotencyKey
 from .texts import badge, readable_operation
 
@@ -132,9 +133,7 @@ def same_key(keys: Keys, row: IdempotencyKey) -> list[IdempotencyKey]:
 
     The unique index finds all callers' rows for this key; only the first `LISTED` rows are read.
     """
-    named = keys.filter(key_hash=row.key_hash).order_by("key_hash", "scope_hash")[:LISTED]
-    others = (other for other in named if (other.scope, other.key) == (row.scope, row.key) and other.pk != row.pk)
-    return list(islice(others, SAME))
+    return [other for _, other in islice(in_other_operations([row], keys, at_most=LISTED), SAME)]
 
 
 @dataclass(frozen=True, slots=True)

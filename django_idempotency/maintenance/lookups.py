@@ -25,6 +25,7 @@ from ..engine.stores.states import HALF_DONE, IN_DOUBT, IN_FLIGHT, NEEDS_ATTENTI
 from ..models import IdempotencyKey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from django.db.models import QuerySet
@@ -175,6 +176,26 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
     """Find this row by its id and its hashes, because a row in another partition or schema can have the same id."""
     rows = IdempotencyKey.objects.using(row._state.db)
     return rows.filter(key_hash=row.key_hash, scope_hash=row.scope_hash, pk=row.pk)
+
+
+def in_other_operations(
+    rows: Sequence[IdempotencyKey], among: QuerySet[IdempotencyKey], at_most: int | None = None
+) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
+    """Yield each of these rows with the same caller's row for the same key in another operation.
+
+    The unique index finds all callers' rows for a key.
+
+    Args:
+        rows: of one operation.
+        among: the rows to look among.
+        at_most: how many of them are read.
+    """
+    named = {(row.key, row.scope): row for row in rows}
+    found = among.filter(key_hash__in={row.key_hash for row in rows}).order_by("key_hash", "scope_hash")[:at_most]
+    for other in found:  # compared here, because a collation may take different texts for equal
+        row = named.get((other.key, other.scope))
+        if row is not None and other.operation != row.operation:
+            yield row, other
 
 
 def _possible_keys(text: str) -> set[str]:

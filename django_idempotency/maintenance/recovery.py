@@ -41,7 +41,7 @@ from ..limits import is_limit
 from ..models import IdempotencyKey
 from .cleanup import is_over
 from .decisions import Decision, with_decision
-from .lookups import needs_attention, refuse_out_of_range, same_row, unchanged_for, waits_since
+from .lookups import in_other_operations, needs_attention, refuse_out_of_range, same_row, unchanged_for, waits_since
 
 OLDER_THAN = timedelta(minutes=15)
 """Most clients have given up by then. Before that, a retry is better, because it carries the whole request."""
@@ -239,8 +239,8 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
     A retry that arrives after a route was renamed runs under the new name. What it did must not be repeated under the
     old one.
     """
-    same = IdempotencyKey.objects.using(row._state.db).filter(key_hash=row.key_hash, key=row.key, scope=row.scope)
-    other = same.filter(status=IdempotencyKey.Status.COMPLETED).exclude(operation=row.operation).first()
+    completed = IdempotencyKey.objects.using(row._state.db).filter(status=IdempotencyKey.Status.COMPLETED)
+    _, other = next(in_other_operations([row], completed.filter(scope=row.scope)), (row, None))
     if other is None:
         return None
     return "left", (

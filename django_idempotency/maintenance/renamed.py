@@ -32,6 +32,7 @@ from ..engine.stores.sealing import unseal_response
 from ..engine.stores.states import Clock
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
+from .lookups import in_other_operations
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -93,11 +94,7 @@ def sent_to_two_operations(
     for operation in operations:
         old = keys.filter(operation=operation).order_by("pk").iterator(chunk_size=READ_AT_ONCE)
         while some := list(islice(old, READ_AT_ONCE)):
-            named = {(row.key, row.scope): row for row in some}
-            others = keys.filter(key_hash__in={row.key_hash for row in some}).exclude(operation=operation)
-            for other in others.order_by("pk"):
-                if (row := named.get((other.key, other.scope))) is not None:
-                    yield row, other
+            yield from sorted(in_other_operations(some, keys), key=lambda pair: pair[1].pk)
 
 
 def _by_run_once(alias: str, operation: str, pks: list[int]) -> bool:

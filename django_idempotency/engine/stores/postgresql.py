@@ -267,10 +267,10 @@ class PostgreSQLStore(Store):
 
     def _insert(self, wanted: ClaimRequest) -> int | Known | None:
         row = self._fetch(self._statements["claim"].text, values_of(wanted))
-        if row is None or row[0] is not None:
-            return row and row[0]
-        # Under some client encodings the driver returns bytes, which `_read` refuses.
-        return _known(*row[1:], wanted) if isinstance(row[1], str) else None
+        row_id, facts, body = row or (None, None, None)
+        if row_id is None and isinstance(facts, str):  # not bytes, as under some client encodings: `_read` refuses them
+            return _known(facts, body, wanted)
+        return None if row_id is None else int(row_id)
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
         locked, *row = self._fetch(self._read_sql, values_of(wanted))
