@@ -229,6 +229,7 @@ class TestStoreContract:
         else:
             self.fail(store, wanted)
         before = IdempotencyKey.objects.values().get()
+        monkeypatch.setattr(store, "_insert", lambda claim: None)
         monkeypatch.setattr(store, "_read", lambda claim: read)
         assert store.claim(wanted) == Conflicted()
         assert IdempotencyKey.objects.values().get() == before

@@ -18,7 +18,7 @@ from django.template.response import TemplateResponse
 from django.test import RequestFactory
 
 from django_idempotency import ClaimLost, TransactionBroken, idempotent, run_once
-from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores import _store, store_for
 from django_idempotency.models import IdempotencyKey
 from tests import view_urls
 from tests.http import replayed
@@ -238,7 +238,7 @@ def test_an_exception_while_the_connection_opens(first: bool) -> None:
 
     store_for("default")
     if first:
-        store_for.cache_clear()
+        _store.cache_clear()
     connection.close()
     connection_created.connect(interrupt)
     try:

@@ -10,7 +10,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 
 from django_idempotency import StoreBusy, run_once
-from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores import _store
 from django_idempotency.models import IdempotencyKey
 from tests.http import posting_to_a_view, problem
 from tests.shopapp.models import Order
@@ -52,7 +52,7 @@ def without_a_connection_left_for_the_role() -> Iterator[None]:
 @contextmanager
 def in_a_new_process() -> Iterator[None]:
     """Which has not asked yet what kind of database this is."""
-    store_for.cache_clear()
+    _store.cache_clear()
     with reached_by(UNREACHABLE[ON]):
         yield
 
@@ -116,7 +116,7 @@ def test_in_a_transaction_of_the_caller_the_error_is_the_callers(begun: str, new
             Order.objects.create()
             tap.cut()
             if new_process:
-                store_for.cache_clear()
+                _store.cache_clear()
             once()
 
         if begun == "atomic":

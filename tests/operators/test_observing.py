@@ -17,7 +17,7 @@ from django.urls import path
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.engine.request.observing import CONTINUED
-from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores import _store
 from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
@@ -140,7 +140,7 @@ def test_our_own_trouble_is_not_the_clients(post: Post, caplog: pytest.LogCaptur
 def test_a_database_that_cannot_be_reached_is_not_the_clients_trouble(rf: RequestFactory, new_process: bool) -> None:
     """Also for a process that has not asked yet what kind of database it is. The view runs."""
     if new_process:
-        store_for.cache_clear()
+        _store.cache_clear()
     view = idempotent(observe=True, scope=lambda request: "s")(lambda request: HttpResponse("ran"))
     with reached_by(UNREACHABLE[connection.vendor]):
         assert view(rf.post("/", headers={"Idempotency-Key": "k"})).content == b"ran"

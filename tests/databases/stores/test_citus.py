@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from django_idempotency.engine import stores
-from django_idempotency.engine.stores import store_for
+from django_idempotency.engine.stores import _store, store_for
 from tests.contracts.test_leased import (
     test_a_takeover_has_one_winner,
     test_a_zombie_commits_nothing_beside_the_winner,
@@ -37,10 +37,10 @@ pytestmark = [
 def _chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where the extension is, `store_for` finds it. Here the store is named."""
     monkeypatch.setitem(stores._STORES, "PostgreSQL", "postgresql.CitusStore")
-    store_for.cache_clear()
+    _store.cache_clear()
     yield
     monkeypatch.undo()
-    store_for.cache_clear()
+    _store.cache_clear()
 
 
 KEYS, STEPS = "django_idempotency_idempotencykey", "django_idempotency_idempotencystep"
