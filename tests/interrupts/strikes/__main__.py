@@ -15,15 +15,13 @@ from importlib.util import find_spec
 from tests import mariadb_server
 
 COMMAND = (sys.executable, "-m", "pytest", "-p", "no:randomly", "tests/interrupts/strikes")
-NO_BACKENDS = ("-k", "not torn_key_in_a_backend")
-"""Once is enough for keys that are not in a database."""
 MYSQL = ("bash", "tests/mysql_server.sh")
 
 
 def strike(*arguments: str, server: tuple[str, ...] = (), **environment: str) -> bool:
     """Run the tests, and return whether they passed."""
     settings = " ".join(f"{name}={value}" for name, value in environment.items())
-    print(f"=== {settings or 'PostgreSQL'} {' '.join(server)}", flush=True)
+    print("===", settings or ("MySQL" if server else "PostgreSQL"), flush=True)
     return subprocess.run([*server, *COMMAND, *arguments], env={**os.environ, **environment}).returncode == 0
 
 
@@ -39,11 +37,11 @@ def postgresql(*arguments: str) -> bool:
 def psycopg2(*arguments: str) -> bool:
     if find_spec("psycopg2") is None:
         return not_run("psycopg2", "it is not installed")
-    return strike(*NO_BACKENDS, *arguments, POSTGRESQL_DRIVER="psycopg2")
+    return strike(*arguments, POSTGRESQL_DRIVER="psycopg2")
 
 
 def sqlite(*arguments: str) -> bool:
-    return strike(*NO_BACKENDS, *arguments, DATABASE_URL="sqlite:///:memory:")
+    return strike(*arguments, DATABASE_URL="sqlite:///:memory:")
 
 
 def mariadb(*arguments: str) -> bool:
@@ -51,7 +49,7 @@ def mariadb(*arguments: str) -> bool:
         return not_run("MariaDB", f"this is missing: {missing}")
     with mariadb_server.mariadb() as settings:
         url = f"mysql://root@localhost/{settings['NAME']}?unix_socket={settings['OPTIONS']['unix_socket']}"
-        return strike(*NO_BACKENDS, *arguments, DATABASE_URL=url)
+        return strike(*arguments, DATABASE_URL=url)
 
 
 def mysql(*arguments: str) -> bool:
@@ -61,7 +59,7 @@ def mysql(*arguments: str) -> bool:
         unpacked = subprocess.run([*MYSQL, "unpack", folder], capture_output=True, text=True)
         if unpacked.returncode:
             return not_run("MySQL", f"it is not to be had here: {unpacked.stderr.strip()[-200:]}")
-        return strike(*NO_BACKENDS, *arguments, server=(*MYSQL, "run", folder))
+        return strike(*arguments, server=(*MYSQL, "run", folder))
 
 
 DATABASES: tuple[Callable[..., bool], ...] = (postgresql, psycopg2, sqlite, mariadb, mysql)
