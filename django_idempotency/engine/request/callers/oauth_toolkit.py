@@ -23,8 +23,6 @@ def may_know(request: Any) -> bool:
 
 def verified(request: Any, handed: HandedOn) -> Verified:
     """Return the client of the access token with which the user was authenticated, or of a token without a user."""
-    if handed.user is None and not hasattr(request, "resource_owner"):
-        return NOTHING
     row = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware, which checks no date
     if isinstance(row, Model) and belongs_to(row, handed.user) and not getattr(row, "is_expired", bool)():
         return Verified(client=client_of(row))

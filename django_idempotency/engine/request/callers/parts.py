@@ -65,8 +65,8 @@ class Verified:
 NOBODY, NOTHING = HandedOn(), Verified()
 
 
-def scope_text(verified: Verified, claimed: str | None) -> str | None:
-    """Return the scope made of these parts, or None if nothing has been verified.
+def scope_text(verified: Verified, claimed: str | None) -> str:
+    """Return the scope made of these parts, of which an account or a client has been verified.
 
     # Note [The text of a scope]
     Keys are found by their scopes, so this text never changes. A caller is an account such as `user:auth.User:7`, or a
@@ -75,9 +75,7 @@ def scope_text(verified: Verified, claimed: str | None) -> str | None:
     them, and an account that is too long is hashed. All scopes of an account therefore begin alike, and no others do.
     What was merely sent is one part, `sent:` and a hash, which equals no verified part.
     """
-    account = verified.account or verified.client
-    if account is None:
-        return None
+    account = verified.account or str(verified.client)
     client = verified.client if verified.account else None
     added = "+".join(part for part in (client, verified.issuer, claimed) if part is not None)
     if not added:

@@ -34,14 +34,15 @@ def handed_on(request: Any) -> HandedOn:
 def verified(request: Any, handed: HandedOn) -> Verified:
     """Return what the sources have verified. Those that can know nothing about this request are not asked."""
     user, token = handed.user, handed.token
-    if user is None and token is None and not hasattr(request, "resource_owner"):
+    acts_for_somebody = user is not None or hasattr(request, "resource_owner")
+    if token is None and not acts_for_somebody:
         return NOTHING
     known = NOTHING if user is None else Verified(account=scope_of_user(user))
     if token is not None:
         known = known.beside(access_tokens.verified(handed)).beside(jwts.verified(handed))
     elif user is not None and not in_a_table(user):
         known = known.beside(jwts.verified(handed))  # such a user may hold the token itself
-    if not known.client and oauth_toolkit.may_know(request):
+    if acts_for_somebody and not known.client and oauth_toolkit.may_know(request):
         known = known.beside(oauth_toolkit.verified(request, handed))
     if token is not None and not (known.account or known.client):
         known = known.beside(tokens.verified(handed))
@@ -87,9 +88,9 @@ def scope_of(
     if options.scope is None or default:
         handed = handed_on(request)
         known = verified(request, handed)
-        if known is NOTHING:  # not even a user, beside whom the claims of a token that was sent would count
+        if not (known.account or known.client):  # nor is there a user, beside whom the claims of a token would count
             return _claimed(request, options)
-        return scope_text(known, jwts.claimed(request, handed, known)) or _claimed(request, options)
+        return scope_text(known, jwts.claimed(request, handed, known))
     before = _asked_for.get()
     try:  # with a token for `reset`, an exception could strike before there is one
         _asked_for.set(options)
