@@ -33,6 +33,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, 
         yield url, filled.stdout.strip()
 
 
+@pytest.mark.server
 def test_a_tab_after_bearer_hides_no_client(shop: tuple[str, str]) -> None:
     """One key of a user's session and of two clients of this user is three requests, with a space and with a TAB."""
     url, session = shop

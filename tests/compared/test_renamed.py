@@ -97,6 +97,7 @@ def paying(gateway: Gateway) -> Callable[..., HttpResponse]:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("options", "kept", "retried"),
     [({"operation": "pay"}, [], "payments"), ({}, ["pay"], "pay")],
@@ -116,6 +117,7 @@ def test_a_rename_that_keeps_its_keys_makes_no_second_order(
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.server
 def test_a_rename_that_loses_its_keys_is_told_and_not_made_worse(gateway: Gateway, admin_client: Client) -> None:
     """Each retry ran again under the new name. Recovery adds nothing to that under the old one."""
     view = idempotent(lease=60)(paying(gateway))
@@ -181,6 +183,7 @@ def ran_twice(*options: str) -> tuple[int, list[str], str]:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.server
 def test_by_the_chapter_each_customer_keeps_one_charge_and_one_order(gateway: Gateway) -> None:
     """Paused, listed, undone and answered; the old route is back: retries to both paths change nothing any more."""
     view = idempotent(lease=60)(paying(gateway))

@@ -191,8 +191,7 @@ class TestRetryKeyed:
 
 
 class TestReconcile:
-    @pytest.mark.parametrize("on_abandoned", ["retry-keyed", "hold"])
-    @pytest.mark.parametrize("asynchronous", [False, True])
+    @pytest.mark.parametrize(("on_abandoned", "asynchronous"), [("retry-keyed", False), ("hold", True)])
     def test_it_may_not_know_yet(
         self, adapter: Adapter, caplog: pytest.LogCaptureFixture, on_abandoned: str, asynchronous: bool
     ) -> None:

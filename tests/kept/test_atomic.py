@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse
@@ -93,6 +93,26 @@ def test_an_error_after_commit_propagates_with_the_key_completed(post: Post) -> 
     with pytest.raises(IndexError):
         post("/fail_after_commit")
     assert replayed(post("/fail_after_commit")) == "true"
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_after_commit_is_not_taken_for_a_lost_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some databases, this code says that a duplicate may have won. After COMMIT, it is the callback's own."""
+    deadlock = OperationalError("deadlock")
+    store = store_for("default")
+    monkeypatch.setattr(type(store), "rolled_back", frozenset({store.code(deadlock)}))
+
+    def fail() -> None:
+        raise deadlock
+
+    def place() -> int:
+        transaction.on_commit(fail)
+        return int(Order.objects.create().pk)
+
+    with pytest.raises(OperationalError, match="deadlock"):
+        run_once(place, scope="s", key="k", operation="o")
+    assert run_once(place, scope="s", key="k", operation="o").replayed
     assert Order.objects.count() == 1
 
 

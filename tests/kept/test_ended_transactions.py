@@ -174,9 +174,9 @@ def test_a_retry_in_the_middle_does_not_take_the_key_away(in_threads: Callable[.
     assert [once(asked_meanwhile), once(breaks)] == [["refused"], ["refused"]]
 
 
-def assert_is_held(ends: Callable[[], str]) -> None:
+def assert_is_held(ends: Callable[[], str], error: str = "ended its own transaction in the middle") -> None:
     """The work is refused, its write after the end is committed, and a retry does not run."""
-    with pytest.raises(TransactionBroken, match="ended its own transaction in the middle"):
+    with pytest.raises((TransactionBroken, Died), match=error):
         once(ends)
     with pytest.raises(OutcomeUnknown):
         once(ends)
@@ -184,8 +184,9 @@ def assert_is_held(ends: Callable[[], str]) -> None:
 
 
 @pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("how", ["commits", "rolls back"])
-def test_an_end_that_django_does_not_notice_is_an_error(how: str) -> None:
+def test_an_end_that_django_does_not_notice_is_an_error(how: str, dies: bool) -> None:
     """What the work writes after it is committed by itself: the key is held, and no retry writes once more."""
     Ledger.objects.create(entry="taken")
 
@@ -196,9 +197,11 @@ def test_an_end_that_django_does_not_notice_is_an_error(how: str) -> None:
             with pytest.raises(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("INSERT OR ROLLBACK INTO shopapp_ledger (entry) VALUES ('taken')")
         Order.objects.create(reference="after")
+        if dies:
+            raise Died("boom")
         return "done"
 
-    assert_is_held(ends)
+    assert_is_held(ends, "boom" if dies else "ended its own transaction")
 
 
 @pytest.mark.skipif(connection.Database.__name__ != "psycopg2", reason="about psycopg2: tox run -e psycopg2")

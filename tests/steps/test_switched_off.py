@@ -58,6 +58,7 @@ def _nothing_is_said_yet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="django_idempotency")
 
 
+@pytest.mark.server
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("switch", "charges", "runs"), [("ENABLED", 20, 60), ("PAUSED", 0, 0), (None, 20, 20)])
 def test_the_gateway_charges_each_client_once(

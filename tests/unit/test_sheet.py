@@ -7,22 +7,31 @@ import re
 from io import StringIO
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_idempotency.engine.protocol.error_text import without_controls
 from django_idempotency.maintenance.sheet import cell, text_of
 
 texts = st.lists(st.sampled_from([*"=+-@＝＋－＠,;|\"' \ta", "=1+41", "'"])).map("".join) | st.text()
+SEPARATORS = (",", ";", "\t", "|", " ", ",;", ",;\t| ")
 
 
-@pytest.mark.parametrize("separators", [",", ";", "\t", "|", " ", ",;", ",;\t| "])
-@given(values=st.lists(texts, min_size=1))
-@example(values=["a;=1+41;"])
-@example(values=['"=1+41'])
-@example(values=["'=1+41"])
+@given(separators=st.sampled_from(SEPARATORS), values=st.lists(texts, min_size=1))
+@settings(max_examples=200)
 def test_no_cell_is_a_formula_wherever_the_file_is_split(separators: str, values: list[str]) -> None:
     """With the quotation marks obeyed, as separators allow, or taken as text."""
+    is_never_a_formula(separators, values)
+
+
+@pytest.mark.parametrize("separators", SEPARATORS)
+@pytest.mark.parametrize("value", ["a;=1+41;", '"=1+41', "'=1+41"])
+def test_what_was_a_formula_once_is_none(separators: str, value: str) -> None:
+    """A separator before it, a quotation mark, or an apostrophe."""
+    is_never_a_formula(separators, [value])
+
+
+def is_never_a_formula(separators: str, values: list[str]) -> None:
     file = StringIO()
     csv.writer(file, quoting=csv.QUOTE_ALL).writerow(map(cell, values))
     split = re.split(f"[{separators}]", file.getvalue())

@@ -79,7 +79,8 @@ def migrate(cursor: Any) -> None:
     cursor.execute(
         "CREATE TABLE django_migrations (LIKE public.django_migrations INCLUDING ALL); "
         "INSERT INTO django_migrations SELECT * FROM public.django_migrations "
-        "WHERE app <> 'django_idempotency' OR name = '0001_initial'"
+        "WHERE app <> 'django_idempotency' OR name = '0001_initial'; "
+        "SELECT setval(pg_get_serial_sequence('django_migrations', 'id'), max(id)) FROM django_migrations"
     )
     cursor.execute("SET search_path TO upgraded, public")  # the tables of permissions are there
     call_command("migrate", "django_idempotency", verbosity=0)
