@@ -20,7 +20,7 @@ from tests.factories import UserFactory
 from tests.views import creates
 
 PAGE = (ROOT / "docs/commands.md").read_text()
-COMMAND = re.compile(r"(?m)^ {4}\$ python manage\.py (.*)\n((?: {4}(?!<!).*\n)+)")
+COMMAND = re.compile(r"(?m)^ {4,7}\$ python manage\.py (.*)\n((?: {4,7}(?!<!).*\n)+)")
 SHOWN = dict(re.findall(COMMAND, PAGE))
 ELSEWHERE = ("idempotency_metrics", "check")
 """A server, and Django's own command for a project without this shop's mistakes."""
@@ -55,23 +55,43 @@ def told(text: str) -> str:
     )
 
 
-@pytest.mark.django_db
-def test_the_page_shows_what_the_commands_print(
-    serve: Any, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Word for word, with the errors that give the exit status."""
+@pytest.fixture
+def _shop(serve: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoints of the pages, with their keys."""
     pay = idempotent(operation="pay a basket", lease=120, reconcile=not_yet)(creates())
     serve(path("pay-a-basket/", pay), path("orders/", idempotent(creates())))
     monkeypatch.chdir(tmp_path)
     keys()
+
+
+def compare(shown: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Word for word, with the errors that give the exit status."""
+    pk = IdempotencyKey.objects.get(key="basket").pk
+    for command, text in shown.items():
+        error = ""
+        try:
+            call_command(*shlex.split(command.replace("--id 2 ", f"--id {pk} ")))
+        except CommandError as raised:
+            error = f"CommandError: {raised}\n"
+        assert told(capsys.readouterr().out + error) == told(re.sub(r"(?m)^ {4,7}", "", text)), command
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("_shop")
+def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the page, and other pages show the same."""
     shown = {command: text for command, text in SHOWN.items() if not command.startswith(ELSEWHERE)}
     assert len(shown) == 6
     elsewhere = dict(re.findall(COMMAND, (ROOT / "docs/privacy.md").read_text()))
     assert elsewhere == {command: shown[command] for command in elsewhere}
-    for command, text in shown.items():
-        error = ""
-        try:
-            call_command(*shlex.split(command))
-        except CommandError as raised:
-            error = f"CommandError: {raised}\n"
-        assert told(capsys.readouterr().out + error) == told(re.sub(r"(?m)^ {4}", "", text)), command
+    compare(shown, capsys)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("_shop")
+@pytest.mark.parametrize(("page", "number"), [("docs/runbook.md", 4), ("docs/incidents.md", 1)])
+def test_a_runbook_shows_what_its_commands_print(page: str, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a person sees who follows its steps."""
+    shown = dict(re.findall(COMMAND, (ROOT / page).read_text()))
+    assert len(shown) == number
+    compare(shown, capsys)

@@ -1,4 +1,4 @@
-"""docs/runbook.md: after a restore of an older database state, no customer is charged twice."""
+"""docs/incidents.md: after a restore of an older database state, no customer is charged twice."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_each_charge_gets_its_order_without_any_client(
     assert [shop.pay(10), shop.pay(11)] == [201, 201]
     export = tmp_path / "charges.csv"
     shop.gateway.export(export)
-    compare = run("docs/runbook.md", "shop/after_a_restore.py").compare
+    compare = run("docs/incidents.md", "shop/after_a_restore.py").compare
     for _ in range(2):
         assert compare(export) == [("ch_10", {"id": "ch_20"}), ("ch_11", {"id": "ch_21"})]
     assert lost() == ["half_done"] * 11
@@ -124,7 +124,7 @@ def test_of_two_endpoints_with_one_gateway_each_gets_its_own_charges(shop: Shop,
     IdempotencyKey.objects.all().delete()
     Order.objects.all().delete()
     shop.gateway.export(tmp_path / "charges.csv")
-    assert run("docs/runbook.md", "shop/after_a_restore.py").compare(tmp_path / "charges.csv") == []
+    assert run("docs/incidents.md", "shop/after_a_restore.py").compare(tmp_path / "charges.csv") == []
     call_command("recover_idempotency_keys", "--older-than=0", verbosity=0)
     completed = IdempotencyKey.objects.filter(status="completed")
     assert Counter(completed.values_list("operation", flat=True)) == {"pay a basket": 3, "pay a bill": 3}
@@ -157,7 +157,7 @@ def test_a_charge_whose_key_a_person_answered_is_returned(shop: Shop, run: Any, 
     assert shop.pay(7) == 500
     shop.gateway.export(tmp_path / "charges.csv")
     IdempotencyKey.objects.update(status="completed", status_code=402, attention_at=None)
-    compare = run("docs/runbook.md", "shop/after_a_restore.py").compare
+    compare = run("docs/incidents.md", "shop/after_a_restore.py").compare
     assert compare(tmp_path / "charges.csv") == [("ch_0", None)]
 
 

@@ -1,4 +1,4 @@
-"""The statements that the runbook prints for a table that grows."""
+"""The statements that docs/incidents.md prints for a table that is locked or grows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.admin_pages import make_key
 from tests.servers import DEADLINE, eventually
 from tests.sql import TABLE, ask, isolated
 
-RUNBOOK = (ROOT / "docs/runbook.md").read_text()
-PAGE = RUNBOOK.partition("### A table that grows")[2].partition("\n### ")[0]
+INCIDENTS = (ROOT / "docs/incidents.md").read_text()
+PAGE = INCIDENTS.partition("## A table that grows")[2].partition("\n## ")[0]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -50,7 +50,7 @@ def test_the_caller_of_a_flood_is_named_first() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_the_session_that_holds_the_key_table_is_named(in_threads: Any) -> None:
     """Not those that wait for it, although others wait behind them."""
-    page = RUNBOOK.partition("### A locked key table")[2].partition("\n### ")[0]
+    page = INCIDENTS.partition("## A locked key table")[2].partition("\n## ")[0]
     (statement,) = re.findall(r"^    (SELECT blocker.*?);$", page, re.DOTALL | re.MULTILINE)
     locked, done = Barrier(3, timeout=DEADLINE), Event()
 
