@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
 from copy import deepcopy
 from datetime import timedelta
@@ -294,3 +296,11 @@ def test_other_texts_are_no_paths(settings: Any) -> None:
     conf = get_settings()
     assert (conf.options.fingerprint, conf.options.record) == ("request", "success")
     assert conf.credential_headers == ("X-Key",)
+
+
+def test_options_can_be_declared_before_django_is_configured() -> None:
+    """In a settings module, for example: no mode is imported until options are resolved."""
+    source = "from django_idempotency import Idempotency; print(Idempotency(ttl=60).given())"
+    place = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    told = subprocess.run([sys.executable, "-c", source], env=place, capture_output=True, text=True, check=True)
+    assert told.stdout == "{'ttl': 60}\n"

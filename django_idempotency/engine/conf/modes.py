@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.db import router
 from django.utils.module_loading import import_string
-
-from ...models import IdempotencyKey
 
 if TYPE_CHECKING:
     from .options import Idempotency
@@ -54,12 +51,9 @@ class Mode(ABC):
     def refuse(self) -> None:  # noqa: B027 (most modes have nothing to refuse)
         """Raise `IdempotencyConfigurationError` if the options can't work in this mode, whatever the others are."""
 
+    @abstractmethod
     def alias(self) -> str | None:
-        """Return the alias of the database that keeps the keys, or None if no database does.
-
-        It is the `using` option, or the choice of the database routers, which may differ for each request.
-        """
-        return self.options.using or router.db_for_write(IdempotencyKey)
+        """Return the alias of the database that keeps the keys, or None if no database does."""
 
 
 def mode_of(backend: str | None, lease: Any) -> type[Mode]:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from django.db import router
+
+from ...models import IdempotencyKey
 from ..conf import Options, get_settings
 from ..conf.modes import Mode
 from ..events import report, report_outcome
@@ -54,12 +57,12 @@ class Work(ABC, Generic[T]):
         """
         return None
 
-    @abstractmethod
     def reconcile(self, operation: Operation) -> Finished[T] | None:
         """Ask the project's `reconcile` for the final result of an abandoned attempt.
 
         If it returns None, the work runs again.
         """
+        return None
 
     def may_replay(self) -> bool:
         """Return whether this caller may get the stored result."""
@@ -102,6 +105,10 @@ class Runner(Mode):
         return ""
 
     # --- what is the same
+
+    def alias(self) -> str | None:
+        """See `Mode`. It is the `using` option, or the choice of the database routers, for each request anew."""
+        return self.options.using or router.db_for_write(IdempotencyKey)
 
     def perform(self, wanted: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
         """Run the work once for its key, and report how that ended. The caller has asked `pauses` first.
