@@ -233,7 +233,7 @@ def test_a_longer_ttl_runs_no_key_again_that_is_kept_longer(run: Any, serve: Any
 def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     """After an outage of the gateway, each retry runs again."""
     sys.modules["shop"].gateway = gateway
-    careful = run("docs/leased.md", "shop/careful.py")
+    careful = run("docs/interrupted.md", "shop/careful.py")
     held = idempotent(operation="pay", lease=60, on_abandoned="hold")
     serve(path("pay/", held(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
     client.raise_request_exception = False
@@ -242,7 +242,7 @@ def test_one_decision_about_many_keys_as_shown(run, serve, client, gateway):
     before = timezone.now() - timedelta(minutes=1)
     assert [client.post("/pay/", headers=key).status_code for key in keys] == [500, 500]
 
-    outage = run("docs/leased.md", "shop/support.py")
+    outage = run("docs/interrupted.md", "shop/support.py")
     resolved = outage.the_gateway_was_down(before)
 
     assert (resolved.resolved, resolved.refused) == (2, 0)
@@ -263,7 +263,7 @@ def test_a_second_key_gets_past_a_gateway_that_replays_its_error(run, serve, cli
 
     gateway.charge = replaying
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased.md", "shop/second_key.py").pay))
+    serve(path("pay/", run("docs/interrupted.md", "shop/second_key.py").pay))
     client.raise_request_exception = False
 
     sent = [client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code for _ in range(3)]
@@ -276,7 +276,7 @@ def test_a_second_key_gets_past_a_gateway_that_replays_its_error(run, serve, cli
 def test_the_recovery_asks_the_example(run, serve, client, gateway):
     """Its client does not come back: the charge is recorded, and the key waits for the next retry."""
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
+    serve(path("pay/", run("docs/interrupted.md", "shop/careful.py").pay))
     client.raise_request_exception = False
     gateway.down = True
     assert client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code == 500

@@ -53,5 +53,5 @@ def test_a_retry_gets_the_same_202(shop: RunningShop) -> None:
 
 def test_the_page_shows_the_shop() -> None:
     """Its code is the shop's own."""
-    shown = blocks("docs/leased.md")["shop/reports.py"].strip()
+    shown = blocks("docs/recipes.md")["shop/reports.py"].strip()
     assert shown in (ROOT / "testproject/shop/reports.py").read_text()

@@ -191,7 +191,7 @@ def test_the_leased_example_charges_once(run, serve, client, gateway):
 def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
     """The gateway hangs up after charging: the retry finds the charge in its books."""
     sys.modules["shop"].gateway = gateway
-    serve(path("pay/", run("docs/leased.md", "shop/careful.py").pay))
+    serve(path("pay/", run("docs/interrupted.md", "shop/careful.py").pay))
     client.raise_request_exception = False
     gateway.down = True
     headers = {"Idempotency-Key": "one"}
@@ -210,9 +210,9 @@ def test_the_example_that_looks_up_charges_once(run, serve, client, gateway):
 def test_a_person_decides_as_shown(run, serve, client, gateway, decision, args, status):
     """After each decision the retry gets on."""
     sys.modules["shop"].gateway = gateway
-    careful = run("docs/leased.md", "shop/careful.py")
+    careful = run("docs/interrupted.md", "shop/careful.py")
     serve(path("pay/", idempotent(lease=60, on_abandoned="hold")(careful.pay.__wrapped__.__wrapped__.__wrapped__)))
-    support = run("docs/leased.md", "shop/support.py")
+    support = run("docs/interrupted.md", "shop/support.py")
     client.raise_request_exception, gateway.down = False, True
     pay = lambda: client.post("/pay/", headers={"Idempotency-Key": "one"}).status_code  # noqa: E731
     assert [pay(), pay()] == [500, 409]

@@ -1,4 +1,4 @@
-"""The two recipes of docs/leased.md for `reconcile`: a killed worker, duplicates at once, and a client that comes back.
+"""The two recipes of docs/interrupted.md for `reconcile`: a killed worker, duplicates at once, a client who returns.
 
 One gateway honours keys, and the other one charges at each call.
 """
@@ -36,8 +36,8 @@ def killed(run: Any, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def kill(recipe: str, when: str) -> Gateway:
         gateway = Gateway(tmp_path / "book")
         sys.modules["shop"].gateway = gateway  # type: ignore[attr-defined]
-        serve(path("pay/", run("docs/leased.md", recipe).pay))
-        with running("tests.acceptance.killed", "docs/leased.md", recipe, str(gateway.book), when) as worker:
+        serve(path("pay/", run("docs/interrupted.md", recipe).pay))
+        with running("tests.acceptance.killed", "docs/interrupted.md", recipe, str(gateway.book), when) as worker:
             assert worker.wait(DEADLINE) == -9
         assert len(gateway.charges()) == (when == "after")
         assert {code(sent()) for _ in range(3)} == {(409, "in-progress")}
