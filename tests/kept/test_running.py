@@ -85,8 +85,8 @@ def test_other_databases_do_not_tell() -> None:
 
 @pytest.mark.only_on("mysql")
 def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callable[..., Any]) -> None:
-    """On MySQL and MariaDB, by the query and the KILL of docs/operations.md. The next retry runs."""
-    page = (ROOT / "docs/operations.md").read_text()
+    """On MySQL and MariaDB, by the query and the KILL of docs/hangs.md. The next retry runs."""
+    page = (ROOT / "docs/hangs.md").read_text()
     (query,) = re.findall(r"    (SELECT trx_mysql_thread_id.*?);\n", page, re.DOTALL)
     assert "`KILL` followed by the thread's id" in page
     started, killed, threads = Event(), Event(), []
