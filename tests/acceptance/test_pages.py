@@ -66,7 +66,6 @@ NOT_YET = {
     "docs/callers.md",
     "docs/drf.md",
     "docs/events.md",
-    "docs/guarantees.md",
     "docs/keys.md",
     "docs/monitoring.md",
     "docs/options.md",
