@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, OperationalError, connection
 
 from django_idempotency import (
     IdempotencyConfigurationError,
@@ -177,3 +177,27 @@ def test_a_ttl_that_gateways_outlive_is_logged_once(caplog: pytest.LogCaptureFix
     once(scope="s", key=str, lease=60)(charged)
     once(scope="s", key=str, ttl=3601)(charged)
     assert caplog.messages[1:] == [text.format(f"{__name__}.charged", 3601)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_result_whose_commit_is_not_confirmed_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stored again on a new connection, where it is found: the work goes on, and the charge isn't repeated."""
+    charges: list[str] = []
+    unconfirmed: list[bool] = []
+    commit = connection.commit
+
+    def commit_and_lose_the_answer() -> None:
+        commit()
+        if unconfirmed:
+            unconfirmed.clear()
+            raise OperationalError("the connection was lost")
+
+    def charge() -> str:
+        charges.append("ch_1")
+        unconfirmed.append(True)
+        return "ch_1"
+
+    monkeypatch.setattr(connection, "commit", commit_and_lose_the_answer)
+    for replayed in (False, True):
+        paid = run_once(lambda operation: operation.call("charge", charge), scope="s", key="k", operation="o", lease=60)
+        assert (paid.value, paid.replayed, charges) == ("ch_1", replayed, ["ch_1"])
