@@ -45,56 +45,48 @@ def session(sub: Any, client: Any = None, number: int = 1, **more: Any) -> Any:
     return send("/plain/row", session=User.objects.get(pk=sub))
 
 
-ELSEWHERE = "django-oauth-toolkit, in each of its ways"
+OAUTH = "django-oauth-toolkit's token, in each of its ways"
 """Run by test_access_packages.py, in a process with that package."""
-REST, NINJA = "REST framework: ", "Ninja: an authenticator that "
-RUN: dict[str, tuple[Send, Send | None]] = {
-    "Django's session": (session, None),
-    "a middleware that checks an opaque token and sets `request.user`": (
-        opaque("/plain/row"),
-        opaque("/plain/stranger"),
-    ),
-    "a middleware that checks a JWT and sets `request.user`": (with_jwt("/plain/row"), with_jwt("/plain/stranger")),
-    "your own check of a header, which sets no user": (with_jwt("/plain/bare"), None),
+BARE = "nothing: your view checks a header"
+USER, JWT_ONLY = "a user, by a session or an opaque token", "a user, by a JWT that it keeps to itself"
+BOTH = "a user, and hands on the JWT or its claims, like Simple JWT"
+CLAIMS, TEXT = "no user, and hands on a JWT or its claims", "no user, and hands on another text"
+Way = tuple[str, Send, Send | None]
+"""What is asked, for a user of the table and for one in no table."""
+WAYS: dict[str, list[Way]] = {
+    USER: [("session", session, None), ("middleware", opaque("/plain/row"), opaque("/plain/stranger"))],
+    JWT_ONLY: [("middleware", with_jwt("/plain/row"), with_jwt("/plain/stranger"))],
+    BOTH: [],
+    CLAIMS: [],
+    TEXT: [],
+    BARE: [("view", with_jwt("/plain/bare"), None)],
 }
 if REST_FRAMEWORK_INSTALLED:
-    RUN |= {
-        f"{REST}a class that returns the user and the JWT or its claims, like Simple JWT's": (
-            with_jwt("/rest/claims"),
-            with_jwt("/rest/stranger-claims"),
-        ),
-        f"{REST}a class that checks a JWT and returns the user and `None`": (
-            with_jwt("/rest/none"),
-            with_jwt("/rest/stranger-none"),
-        ),
-        f"{REST}a class that checks an opaque token and returns the user": (
-            opaque("/rest/none"),
-            opaque("/rest/stranger-none"),
-        ),
-        f"{REST}a class that returns no user and a JWT or its claims": (with_jwt("/rest/alone-text"), None),
-        f"{REST}a class that returns no user and another text": (opaque("/rest/alone-text"), None),
-    }
+    WAYS[USER].append(("rest", opaque("/rest/none"), opaque("/rest/stranger-none")))
+    WAYS[JWT_ONLY].append(("rest", with_jwt("/rest/none"), with_jwt("/rest/stranger-none")))
+    WAYS[BOTH].append(("rest", with_jwt("/rest/claims"), with_jwt("/rest/stranger-claims")))
+    WAYS[CLAIMS].append(("rest", with_jwt("/rest/alone-text"), None))
+    WAYS[TEXT].append(("rest", opaque("/rest/alone-text"), None))
 if NINJA_INSTALLED:
-    RUN |= {
-        f"{NINJA}checks a JWT and returns the user": (with_jwt("/ninja/row"), with_jwt("/ninja/stranger")),
-        f"{NINJA}sets `request.user` and returns the JWT": (with_jwt("/ninja/sets"), with_jwt("/ninja/sets-stranger")),
-        f"{NINJA}returns a JWT or its claims": (with_jwt("/ninja/alone-text"), None),
-        f"{NINJA}returns another text": (opaque("/ninja/alone-text"), None),
-    }
+    WAYS[JWT_ONLY].append(("ninja", with_jwt("/ninja/row"), with_jwt("/ninja/stranger")))
+    WAYS[BOTH].append(("ninja", with_jwt("/ninja/sets"), with_jwt("/ninja/sets-stranger")))
+    WAYS[CLAIMS].append(("ninja", with_jwt("/ninja/alone-text"), None))
+    WAYS[TEXT].append(("ninja", opaque("/ninja/alone-text"), None))
+RUN = [pytest.param(row, ask, unknown, id=f"{row}: {way}") for row, ways in WAYS.items() for way, ask, unknown in ways]
 
 
 def test_each_row_is_run() -> None:
-    """Those of frameworks that are installed."""
-    known = {row[0] for row in rows() if REST_FRAMEWORK_INSTALLED or not row[0].startswith(REST)}
-    assert {row for row in known if NINJA_INSTALLED or not row.startswith("Ninja")} == {*RUN, ELSEWHERE}
+    """In each way that establishes as much, of the frameworks that are installed."""
+    assert {row[0] for row in rows()} == {*WAYS, OAUTH}
+    assert {row for row, ways in WAYS.items() if not ways} <= {BOTH, CLAIMS, TEXT}
+    assert all(WAYS.values()) or not (REST_FRAMEWORK_INSTALLED or NINJA_INSTALLED)
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_a_row_says_what_happens(name: str, settings: Any) -> None:
+@pytest.mark.parametrize(("name", "ask", "unknown"), RUN)
+def test_a_row_says_what_happens(name: str, ask: Send, unknown: Send | None, settings: Any) -> None:
     """When the token is renewed, with two clients of one user, and with a user in no table of two issuers."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.callers.identity_urls.by_token"]
-    _, _, renewed, clients, stranger = next(row for row in rows() if row[0] == name)
-    ask, unknown = RUN[name]
+    _, renewed, clients, stranger = next(row for row in rows() if row[0] == name)
     ada, bob = (User.objects.create_user(user).pk for user in ("ada", "bob"))
     assert ask(ada) == "false"
     assert {"true": SAME, "false": ANOTHER}[ask(ada, number=2)] == renewed

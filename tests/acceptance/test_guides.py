@@ -225,7 +225,7 @@ def test_a_longer_ttl_runs_no_key_again_that_is_kept_longer(run: Any, serve: Any
 
     with override_settings(IDEMPOTENCY={"TTL": timedelta(days=7)}):
         assert client.post("/cards/", headers=headers).json()["code"] == "key-too-old"
-        run("docs/options.md", "shop/longer_ttl.py").keep_longer("POST cards/", timedelta(days=6))
+        run("docs/keys.md", "shop/longer_ttl.py").keep_longer("POST cards/", timedelta(days=6))
         assert client.post("/cards/", headers=headers).json()["code"] == "response-not-stored"
 
 

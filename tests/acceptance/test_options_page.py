@@ -29,7 +29,7 @@ def test_one_key_under_two_languages_is_one_order(run: Any, serve: Any, client: 
     settings.LANGUAGE_CODE = "en"
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
     clear_url_caches()
-    serve(*run("docs/options.md", "shop/languages.py").urlpatterns)
+    serve(*run("docs/keys.md", "shop/languages.py").urlpatterns)
     answers = [client.post(f"/{language}/orders/", **KEYED) for language in ("en", "de")]
     assert [answer["Idempotency-Replayed"] for answer in answers] == ["false", "true"]
     assert Order.objects.count() == 1
@@ -41,7 +41,7 @@ def test_one_key_under_two_languages_is_one_order(run: Any, serve: Any, client: 
 @pytest.mark.django_db
 def test_a_nested_time_stamp_may_differ(run: Any, serve: Any, client: Client) -> None:
     """And nothing else in the body."""
-    serve(path("orders/", run("docs/options.md", "shop/unstamped.py").create_order))
+    serve(path("orders/", run("docs/keys.md", "shop/unstamped.py").create_order))
     bodies = [{"amount": amount, "meta": {"sent_at": number}} for number, amount in enumerate((1, 1, 2))]
     answers = [client.post("/orders/", body, **KEYED) for body in bodies]
     assert [answer.status_code for answer in answers] == [201, 201, 422]
@@ -51,7 +51,7 @@ def test_a_nested_time_stamp_may_differ(run: Any, serve: Any, client: Client) ->
 @pytest.mark.django_db
 def test_bare_keys_are_refused_in_a_few_lines(run: Any, serve: Any, client: Client, settings: Any) -> None:
     """The client is told why, and a missing key is missing."""
-    cards = run("docs/options.md", "shop/uploads.py")
+    cards = run("docs/keys.md", "shop/uploads.py")
     settings.IDEMPOTENCY = {"KEY": run("docs/options.md", "shop/quoted.py").quoted_key}
     serve(path("chunks/", cards.upload))
     sent: list[dict[str, str]] = [{}, {"Idempotency-Key": "a"}, {"Idempotency-Key": '"a"'}]
