@@ -155,7 +155,7 @@ class IdempotencyStep(models.Model):
     kind = models.CharField(_("kind"), max_length=5, choices=Kind)
     attempt = models.PositiveIntegerField(_("attempt"))
     # Whether the view always asked for the derived key before starting the call. Once False, this stays False: if the
-    # call was started even once without the key, the other side can't recognize a repeat.
+    # call was started even once without the key, the called service can't recognize a repeat.
     keyed = models.BooleanField(_("keyed"), default=False, db_default=False)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)

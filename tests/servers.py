@@ -21,7 +21,7 @@ from django.db import connection
 
 FAKE_GATEWAY = Path(__file__).parent.parent / "testproject" / "fake_gateway.py"
 PAUSE = 20261120
-ANSWER = "the other side answers"
+ANSWER = "the called service answers"
 """The entry of the ledger that ends the calls which hang in the test server."""
 DEADLINE = 60
 """Seconds until something that should have happened counts as a failure."""

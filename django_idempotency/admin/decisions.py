@@ -52,7 +52,7 @@ def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequ
     return page or HttpResponseRedirect("../change/")
 
 
-@admin.action(description=gettext_lazy("Answer the selected keys by hand"), permissions=["resolve"])
+@admin.action(description=gettext_lazy("Close the selected keys with a response"), permissions=["resolve"])
 def answer_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
     return _decide(model_admin, request, AnswerForm, _ticked(model_admin, request, queryset))
 

@@ -1,5 +1,5 @@
-"""The filtered list of keys as a CSV file, which you can attach to a ticket, compare with the other side's books, or
-complete and pass to `resolve_idempotency_keys`.
+"""The filtered list of keys as a CSV file, which you can attach to a ticket, compare with the called service's books,
+or complete and pass to `resolve_idempotency_keys`.
 """
 
 from __future__ import annotations

@@ -127,15 +127,15 @@ class ReleaseForm(DecisionForm):
         "This may charge the customer twice: what is in doubt may have happened, and then happens again. Release the "
         "key only if it did not happen, or if the called service honours the derived key."
     )
-    word = _("I checked the other side's books: what is in doubt did not happen.")
+    word = _("I checked the called service's books: what is in doubt did not happen.")
 
     def __init__(self, data: Any, *, keys: Sequence[Shown], **words: Any) -> None:
         super().__init__(data, keys=keys, **words)
         if unkeyed := list(dict.fromkeys(name for key in keys for name in key.unkeyed)):
             self.explanation = gettext(
                 "The client's next retry runs at once. Steps that have a result are not repeated; calls in doubt are "
-                "made again. The other side may not recognize a repeated call of %(names)s: the view had not asked for "
-                "a derived key before it, or asked so long ago that the key may be forgotten by now."
+                "made again. The called service may not recognize a repeated call of %(names)s: the view had not asked "
+                "for a derived key before it, or asked so long ago that the key may be forgotten by now."
             ) % {"names": ", ".join(unkeyed)}
             self.warning = gettext(
                 "This may charge the customer twice: what is in doubt may have happened, and then happens again. "
@@ -224,14 +224,14 @@ class RecordForm(DecisionForm):
 class AnswerForm(DecisionForm):
     """Stores a key's final response."""
 
-    name, label = "answer", _("Answer by hand")
+    name, label = "answer", _("Close with a response")
     explanation = _(
         "This cannot be undone: the key is completed, nothing runs again, and every retry gets the response that you "
         "enter."
     )
     warning = _(
-        "Something is in doubt, and after this answer nobody is reminded of it. Settle it with the other side first, "
-        "and say in the reason what you found."
+        "Something is in doubt, and after this response nobody is reminded of it. Settle it with the called service "
+        "first, and say in the reason what you found."
     )
     previewed_fields = ("status", "content_type", "body")
     word = _("The calls are settled: what they paid for exists, or no money is kept.")
@@ -261,7 +261,7 @@ class AnswerForm(DecisionForm):
 
     def decision(self) -> Decide:
         data = self.cleaned_data
-        done = gettext("Answered by hand with status %(status)s.") % {"status": data["status"]}
+        done = gettext("Closed with status %(status)s.") % {"status": data["status"]}
         return close_with, (data["answer"],), done
 
 

@@ -63,7 +63,7 @@ class Story(Facts):
             ) % (names)
         if self.in_doubt:
             return _(
-                "Whether these calls took effect: %(names)s. They were started, but have no result. The other side "
+                "Whether these calls took effect: %(names)s. They were started, but have no result. The called service "
                 "knows a call by its derived key only if the view sent that key; otherwise look for your reference, "
                 "the amount and the time."
             ) % (names)
@@ -139,16 +139,16 @@ class Story(Facts):
         keyed = self.row.policy == Policy.RETRY_KEYED
         if keyed and self.unkeyed:
             return _(
-                "It is refused with 409, because the other side could not recognize a repeated call of %(names)s. If "
-                "the view has a reconcile function, that is asked first. In future, let the view ask for "
+                "It is refused with 409, because the called service could not recognize a repeated call of %(names)s. "
+                "If the view has a reconcile function, that is asked first. In future, let the view ask for "
                 'operation.derive_key(…) before the call and send it along, or pass on_abandoned="retry" if making the '
                 "call twice is harmless."
             ) % {"names": ", ".join(self.unkeyed)}
         if self.row.policy == Policy.RETRY and self.unkeyed:
             return _(
-                "The view runs again and repeats the calls in doubt. The other side may not recognize a repeated call "
-                "of %(names)s: the view had not asked for a derived key before it, or asked so long ago that the key "
-                "may be forgotten by now. If the view has a reconcile function, that is asked first."
+                "The view runs again and repeats the calls in doubt. The called service may not recognize a repeated "
+                "call of %(names)s: the view had not asked for a derived key before it, or asked so long ago that the "
+                "key may be forgotten by now. If the view has a reconcile function, that is asked first."
             ) % {"names": ", ".join(self.unkeyed)}
         if keyed or self.row.policy == Policy.RETRY:
             return _(
@@ -166,7 +166,7 @@ class Story(Facts):
         if self.unreadable:
             return _(
                 "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "
-                "forget or release this idempotency key: find the order, and decide by the other side's books."
+                "forget or release this idempotency key: find the order, and decide by the called service's books."
             )
         to_do = str((EXPIRED if self.expired else self.state).to_do)
         if self.lost and self.state.name == "half_done":

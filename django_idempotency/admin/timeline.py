@@ -196,7 +196,7 @@ def decided(made: Decision) -> str:
         "release": _("%(by)s released the key for a retry"),
         "record": _("%(by)s recorded the result of “%(detail)s”"),
         "correct": _("%(by)s corrected the result of “%(detail)s”"),
-        "answer": _("%(by)s answered by hand with status %(detail)s"),
+        "answer": _("%(by)s closed the key with status %(detail)s"),
         "fail": _("%(by)s ended the attempt"),
         "recover": _("%(by)s: %(detail)s"),
     }

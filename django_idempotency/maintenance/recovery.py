@@ -244,7 +244,7 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
     if other is None:
         return None
     return "left", (
-        f"its caller's key is completed as {other.operation!r}. If that is the same request, answer this key by hand, "
+        f"its caller's key is completed as {other.operation!r}. If that is the same request, close this key, "
         "after a refund if both were charged"
     )
 

@@ -230,7 +230,7 @@ class CrashChecks:
         for (kind, name), function in stopped.ran.items():
             if kind == "call" and name not in known and retried.ran.get((kind, name)) == function:
                 yield (
-                    f"call {name!r} was made twice, and the other side cannot know that.",
+                    f"call {name!r} was made twice, and the called service cannot know that.",
                     f"Send operation.derive_key({name!r}) with the call, or set on_abandoned='hold'. If a second "
                     f"call is harmless, pass repeatable=[{name!r}].",
                 )

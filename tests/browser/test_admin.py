@@ -33,7 +33,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     make_key("other")
 
     admin.reload()
-    assert "Look it up on the other side" in admin.inner_text(".idempotency-waiting li")
+    assert "Look it up at the called service" in admin.inner_text(".idempotency-waiting li")
     admin.click(".idempotency-waiting a >> text=the oldest")
     admin.wait_for_selector(".idempotency-story")
     told = admin.inner_text(".idempotency-story")
@@ -41,7 +41,7 @@ def test_from_the_alert_to_the_solved_key(admin: Any, client: Any) -> None:
     assert "It is refused with 409, and no call is repeated." in told
     assert admin.locator(".idempotency-decisions a").all_inner_texts() == [
         "Record an outcome",
-        "Answer by hand",
+        "Close with a response",
         "Release for retry",
     ]
     admin.context.grant_permissions(["clipboard-read", "clipboard-write"])

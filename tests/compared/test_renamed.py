@@ -165,8 +165,8 @@ def test_a_rename_that_loses_its_keys_is_told_and_not_made_worse(gateway: Gatewa
     assert {(asked.outcome, asked.reason) for asked in left} == {
         (
             "left",
-            "its caller's key is completed as 'POST payments/<int:basket>/'. If that is the same request, answer this "
-            "key by hand, after a refund if both were charged",
+            "its caller's key is completed as 'POST payments/<int:basket>/'. If that is the same request, close this "
+            "key, after a refund if both were charged",
         )
     }
 

@@ -144,7 +144,7 @@ class TestLeased:
 
 
 class TestRetryKeyed:
-    """The default repeats a call only if the other system can recognize it."""
+    """The default repeats a call only if the called service can recognize it."""
 
     @pytest.mark.parametrize(
         ("earlier", "now", "hours", "repeated"),

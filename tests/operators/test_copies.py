@@ -16,7 +16,7 @@ from django_idempotency.copies import NAMED, REVISIONS, main
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "upgrading.md").read_text()
 HASHES = {
-    "alerts.yml": "1f3bc0c98c33",
+    "alerts.yml": "fa57954295cf",
     "client.js": "2c4509f5286e",
     "client.py": "b1bccc71100b",
     "grafana.json": "6a461f675b3e",

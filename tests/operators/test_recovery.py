@@ -294,7 +294,7 @@ class TestWhatCannotBeAsked:
 
     @pytest.mark.usefixtures("doubt")
     def test_a_write_in_doubt_is_for_a_person(self) -> None:
-        """No other side could recognise its repetition."""
+        """No called service could recognise its repetition."""
         row().steps.update(kind="write")
         assert only().reason.startswith("a write is in doubt")
         assert row().attempt == 1

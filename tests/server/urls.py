@@ -83,7 +83,7 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
 
 
 async def hang(request: HttpRequest, place: str) -> None:
-    """At the place that the request names, for ever, or a call until the ledger says that the other side answers.
+    """At the place that the request names, for ever, or a call until the ledger says that the called service answers.
 
     Every request that gets here leaves a trace.
     """

@@ -208,7 +208,7 @@ class TestSteps:
                 self.run(post, lambda operation, step=step: getattr(operation, step)(step, charge))
 
     def test_a_step_knows_whether_its_key_was_asked_for(self, post: Post) -> None:
-        """Before the call. So a person knows whether the other side can look the call up by its derived key."""
+        """Before the call. So a person knows whether the called service can look the call up by its derived key."""
         self.run(post, lambda made: [*map(made.derive_key, ("a", "b")), *(made.call(name, str) for name in "abc")])
         assert dict(IdempotencyStep.objects.values_list("name", "keyed")) == {"a": True, "b": True, "c": False}
 

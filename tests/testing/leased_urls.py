@@ -1,4 +1,4 @@
-"""Leased views, and the books of the other side that they call."""
+"""Leased views, and the books of the called service that they call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.views import charges, paths
 
 LEASE = timedelta(minutes=2)
 MADE: list[str] = []
-"""The books of the other side: the key of each charge, as often as it was made."""
+"""The books of the called service: the key of each charge, as often as it was made."""
 
 
 def charge(key: str = "") -> dict[str, str]:

@@ -244,7 +244,7 @@ class TestBrokenViews:
         first, undisturbed, retry, told, advice = message.split("\n  ")
         assert first == (
             "POST /no_derived_key: stopped after the function of call 'charge' ran, before the COMMIT, call 'charge' "
-            "was made twice, and the other side cannot know that."
+            "was made twice, and the called service cannot know that."
         )
         assert undisturbed.startswith("Undisturbed: 201 with Idempotency-Replayed: false")
         assert retry.startswith("Retry: 201 with Idempotency-Replayed: false")

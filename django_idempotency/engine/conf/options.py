@@ -99,7 +99,7 @@ class Idempotency:
     """
     on_abandoned: OnAbandoned = option("retry-keyed", check.one_of("retry-keyed", "retry", "hold"))
     """Whether an external call is repeated if the outcome of an earlier attempt is unknown. "retry-keyed" repeats it
-    only if each attempt asked for its derived key first, and the other system still remembers that key (see
+    only if each attempt asked for its derived key first, and the called service still remembers that key (see
     `DERIVED_KEYS_LAST`). Otherwise, the client's key waits for `reconcile` or a person. "retry" always repeats the
     call, and "hold" never does. For gateways that ignore keys, and calls that may be repeated.
     """

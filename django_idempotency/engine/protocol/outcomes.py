@@ -60,7 +60,7 @@ class ClaimRequest:
         policy: the `on_abandoned` option, or None without a lease. It decides what happens to calls in doubt; the
             row stores it for people to see.
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
-        keys_last: seconds for which other systems remember a derived key, for the "retry-keyed" policy.
+        keys_last: seconds for which called services remember a derived key, for the "retry-keyed" policy.
         known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
         waits_since: since when the key has needed attention. An attempt that only looks, as a recovery's, and settles
             nothing, leaves the key as old as it was.

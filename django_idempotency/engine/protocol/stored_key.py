@@ -99,8 +99,8 @@ class Doubt(NamedTuple):
     """A step that was started but has no result.
 
     Attributes:
-        recognizable: whether the other system would recognize another start of the call. It would if each earlier start
-            carried the derived key, and the first is recent enough for that key to be remembered.
+        recognizable: whether the called service would recognize another start of the call. It would if each earlier
+            start carried the derived key, and the first is recent enough for that key to be remembered.
     """
 
     name: str

@@ -190,7 +190,7 @@ class Journal:
         """Record the start of a call before it is made. Raises `LeaseLost`.
 
         A repeated call keeps the stored error and, unless it starts `anew`, the stored time, so that a person can look
-        up the earlier call in the other system.
+        up the earlier call in the called service.
 
         Args:
             keyed: whether this start follows a `derive_key` call for the step. None leaves the step as it is, because
@@ -334,7 +334,7 @@ LOST = Q(kind=Kind.CALL, finished_at__isnull=False, result=None)
 
 
 def recognizable(keys_last: float) -> Q:
-    """A call that may be made again under "retry-keyed", because the other side still knows its key."""
+    """A call that may be made again under "retry-keyed", because the called service still knows its key."""
     return Q(keyed=True, started_at__gt=Clock(plus=-keys_last))
 
 

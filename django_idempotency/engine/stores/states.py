@@ -146,7 +146,7 @@ IN_DOUBT = State(
     label=_("in doubt"),
     to_do=_(
         "Nobody knows whether a step took effect, or what was committed by a view that ended its own transaction. "
-        "Look it up on the other side, then record the result, answer, or release the key."
+        "Look it up at the called service, then record the result, or close or release the key."
     ),
     condition=((UNSETTLED | LAPSED) & Q(unknown__gt=0)) | (UNLEASED & DUE),
     fits=lambda seen: seen.unleased or (seen.idle and seen.row.unknown > 0),

@@ -30,7 +30,7 @@ CHOICES = {state.name.replace("_", "-"): state for state in ATTENTION}
 REPEATED = ("operation", "state", "id")
 SELECTORS = (*REPEATED, "key", "older_than")
 LOOKED, SETTLED = "calls_did_not_happen", "finished_calls_are_settled"
-"""The options with which a person confirms that they have asked the other side. Without them, the command skips the
+"""The options with which a person confirms that they have asked the called service. Without them, the command skips the
 keys that need such a confirmation.
 """
 READABLE = "recorded_results_are_right"

@@ -133,7 +133,7 @@ class TestWhatHappens:
         seen = preview(operator, in_doubt, "answer", **entered)
         assert seen.context["form"].preview == f"HTTP {status}\nContent-Type: {content_type}\n\n{body}"
         assert row().status == "failed"
-        assert f"Answered by hand with status {status}." in decide(operator, in_doubt, "answer", **entered)
+        assert f"Closed with status {status}." in decide(operator, in_doubt, "answer", **entered)
         answer = post("/pay/hold")
         assert (answer.status_code, answer.content.decode()) == (status, body)
         assert answer.headers["Content-Type"] == content_type
@@ -242,7 +242,7 @@ class TestRefused:
 
 
 DANGER = "This may charge the customer twice"
-LOOKED = "I checked the other side&#x27;s books"
+LOOKED = "I checked the called service&#x27;s books"
 SETTLED = "The calls are settled"
 HALF = r'{"\ud800": "\udfff"}'
 """JSON with two halves of surrogate pairs."""
@@ -281,7 +281,7 @@ class TestWord:
         assert (SETTLED in page, "“charge” finished" in page, "ch_1" in page) == (True, True, True)
         assert "Look first, then confirm." in decide(operator, key, "answer", confirmed="")
         assert row().status == "failed"
-        assert "Answered by hand" in decide(operator, key, "answer")
+        assert "Closed with status" in decide(operator, key, "answer")
 
     @pytest.mark.parametrize("what", ["hold", "a write in doubt", "no lease"])
     @pytest.mark.parametrize("across", [{}, {"select_across": "1"}])
@@ -348,7 +348,7 @@ class TestSelected:
     def test_they_are_answered_by_hand(self, operator: Client, keys: list[IdempotencyKey]) -> None:
         """Each key says who, why and with what; the others are left alone."""
         page = confirm(operator, "answer_selected", keys[:2], **ANSWER).content.decode()
-        assert "Answered by hand with status 410. Keys: 2." in page
+        assert "Closed with status 410. Keys: 2." in page
         assert statuses() == ["completed", "completed", "failed"]
         trail = [decisions_of(row) for row in IdempotencyKey.objects.order_by("pk")]
         assert [[(made.action, made.reason) for made in made_] for made_ in trail] == [[("answer", "T-7")]] * 2 + [[]]
@@ -360,7 +360,7 @@ class TestSelected:
         later = timezone.now() + timedelta(hours=1)
         IdempotencyKey.objects.filter(pk=keys[1].pk).update(attention_at=None, status="in_progress", locked_until=later)
         page = confirm(operator, "answer_selected", keys, **ANSWER).content.decode()
-        assert "Answered by hand with status 410. Keys: 1." in page
+        assert "Closed with status 410. Keys: 1." in page
         assert "or a worker holds them: 2." in page
         assert statuses() == ["failed", "in_progress", "completed"]
 

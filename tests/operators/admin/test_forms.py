@@ -22,8 +22,8 @@ Post = Callable[..., Any]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.admin_urls")]
 SAME_KEY = "with the same derived key"
 UNSENT = (
-    "The other side may not recognize a repeated call of charge: the view had not asked for a derived key before it, "
-    "or asked so long ago that the key may be forgotten by now."
+    "The called service may not recognize a repeated call of charge: the view had not asked for a derived key before "
+    "it, or asked so long ago that the key may be forgotten by now."
 )
 RED = 'class="button idempotency-danger"'
 

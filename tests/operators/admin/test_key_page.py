@@ -180,11 +180,14 @@ def test_the_warnings_of_a_key_read_a_part_of_a_large_table() -> None:
     """Of one caller with most of the keys, and of one key text that all callers use."""
     empty_tables()
     key = make_key("k-1", fingerprint=b"f" * 32)
-    copied = [field.attname for field in IdempotencyKey._meta.fields if field.attname not in ("id", "scope_hash")]
+    copied = [
+        field.attname for field in IdempotencyKey._meta.fields if field.attname not in ("id", "scope_hash", "operation")
+    ]
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO django_idempotency_idempotencykey (scope_hash, {', '.join(copied)}) "
-            f"SELECT i, {', '.join(copied)} FROM django_idempotency_idempotencykey, generate_series(1, 8000) i"
+            f"INSERT INTO django_idempotency_idempotencykey (scope_hash, operation, {', '.join(copied)}) "
+            f"SELECT i, 'POST old/', {', '.join(copied)} "
+            "FROM django_idempotency_idempotencykey, generate_series(1, 8000) i"
         )
     analyze()
     with CaptureQueriesContext(connection) as sent:
@@ -255,14 +258,14 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
         FAILED,
         "call",
         "Attempt 1 ended without a final … No step has a result. … Whether these calls took effect: s0. … an order "
-        f"without a charge. Expires: {NEVER}. … It is refused with 409, and no call … Look it up on the other side",
+        f"without a charge. Expires: {NEVER}. … It is refused with 409, and no call … Look it up at the called service",
     ),
     (
         {**STUCK, "policy": "retry", "worker": "web-3:4711"},
         "call",
         "its lease expired at 2026-06-30 20:02:03 CDT (2026-07-01 01:02:03 UTC). … "
-        "The view runs again and repeats the calls in doubt. The other side may not recognize a repeated call of s0: "
-        "the view had not … First make sure that the worker web-3:4711 (host:process) is dead",
+        "The view runs again and repeats the calls in doubt. The called service may not recognize a repeated call of "
+        "s0: the view had not … First make sure that the worker web-3:4711 (host:process) is dead",
     ),
     (FAILED, "write", "A write ended its own transaction halfway through. … It is refused with 409 until a person de"),
     (FAILED, "call ended", f"These steps finished: s0. … no local write finished … {NEVER} … are not repeated"),
@@ -297,7 +300,7 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"status": "failed", "policy": "retry-keyed"},
         "call",
-        "Whether these calls took effect: s0. … It is refused with 409, because the other side could not "
+        "Whether these calls took effect: s0. … It is refused with 409, because the called service could not "
         "recognize a repeated call of s0.",
     ),
     (
@@ -308,7 +311,8 @@ STORIES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"status": "failed", "policy": "retry"},
         "call keyed old",
-        "The other side may not recognize a repeated call of s0: … or asked so long ago that the key may be forgotten",
+        "The called service may not recognize a repeated call of s0: … or asked so long ago that the key may be "
+        "forgotten",
     ),
     (
         {"status": "failed"},

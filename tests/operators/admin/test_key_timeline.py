@@ -35,7 +35,7 @@ def page_of(key: IdempotencyKey, *permissions: str) -> str:
 
 class TestTimeline:
     def test_it_tells_what_happened(self, post: Post, in_doubt: IdempotencyKey) -> None:
-        """Steps in their order, the error of the call, and the derived key for the other side's books."""
+        """Steps in their order, the error of the call, and the derived key for the called service's books."""
         page = page_of(in_doubt, SECRETS)
         assert "external call, attempt 1" in page
         assert "Broken: line 19 of tests.leases.breaks" in page
@@ -50,7 +50,7 @@ class TestTimeline:
         assert [page.index(place) for place in places] == sorted(page.index(place) for place in places)
 
     def test_a_call_without_a_derived_key_says_so(self, post: Post) -> None:
-        """The other side cannot look the call up by such a key. The page of a decision says so, too."""
+        """The called service cannot look the call up by such a key. The page of a decision says so, too."""
         HOOKS["between"] = lambda operation: operation.call("mail", breaks)
         with pytest.raises(Broken):
             post("/pay")
@@ -217,7 +217,7 @@ class TestLinks:
 class TestTexts:
     @override_settings(TIME_ZONE="Europe/Berlin")
     def test_times_have_seconds_and_the_zone(self) -> None:
-        """The other side's books have another. Without `USE_TZ`, Django does not know the zone."""
+        """The called service's books have another. Without `USE_TZ`, Django does not know the zone."""
         assert moment(datetime(2026, 1, 2, 3, 4, 5, 999, tzinfo=UTC)) == (
             "2026-01-02 04:04:05 CET (2026-01-02 03:04:05 UTC)"
         )

@@ -119,9 +119,11 @@ class TestStates:
         text = page.content.decode()
         assert "Needs attention: 6" in text
         assert (
-            text.index("Needs attention") < text.index("Look it up on the other side") < text.index('id="result_list"')
+            text.index("Needs attention")
+            < text.index("Look it up at the called service")
+            < text.index('id="result_list"')
         )
-        assert text.count("Look it up on the other side") == 1
+        assert text.count("Look it up at the called service") == 1
         assert '<a href="?state=in_doubt&amp;operation=POST%20a%26b%2F">1 × POST a&amp;b/</a>' in text
         assert '<a href="?state=attention">All of them, oldest first</a>' in text
 
