@@ -81,7 +81,7 @@ def check_settings() -> Iterator[CheckMessage]:
     """Check that each key belongs to one tenant, and that keys are routed to a database that exists.
 
     Users of two tenants can have the same primary key and send the same key. In a shared key table without SCOPE, one
-    would then get the other's stored response.
+    of these users would then get the other's stored response.
     """
     paths = [*django_settings.INSTALLED_APPS, *(given["ENGINE"] for given in connections.settings.values())]
     packages = TENANT_PACKAGES.intersection(path.partition(".")[0] for path in paths)
@@ -129,7 +129,7 @@ def _check_operations(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_decryption(alias: str) -> Iterator[CheckMessage]:
-    """Try to decrypt the newest rows. During a rotation, processes with another key list may have written them."""
+    """Try to decrypt the newest rows. During a rotation, processes with other encryption keys may have written them."""
     newest = IdempotencyKey.objects.using(alias).order_by("-pk")[:NEWEST]
     for row in (row for row in newest if row.status_code is not None):
         try:
@@ -202,7 +202,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _check_callers() -> Iterator[CheckMessage]:
-    """Report what annotations and names tell about callers who will be refused, or be others after a renewal."""
+    """Report authentication code whose callers will be refused, or become different callers after a token renewal."""
     refused: set[tuple[str, str, str]] = set()
     renewed: set[tuple[str, str]] = set()
     for callback, answers, options in _protected():
@@ -229,7 +229,7 @@ def _check_callers() -> Iterator[CheckMessage]:
 
 
 def _without_effect(protected: Sequence[tuple[Answers, Options]]) -> Iterator[str]:
-    """Describe declarations of which none of the declared methods is one that the view answers."""
+    """Describe each declaration whose methods include none that the view answers."""
     answered: dict[str, set[str]] = {}
     declared: dict[str, set[str]] = {}
     for answers, options in protected:
@@ -257,7 +257,7 @@ def _declared_on(answers: Answers) -> str | None:
 
 
 def _shared_operations(protected: Sequence[tuple[Answers, Options]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each `operation` of several views, with their names. A view may have several routes."""
+    """Yield each `operation` that several views share, with the views' names. A view may have several routes."""
     views: dict[tuple[str, str], set[str]] = {}
     for answers, options in protected:
         if options.operation is not None and not answers.by_request:
@@ -337,7 +337,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor not in VENDORS:
         try:
-            store_for(alias)  # it needs no connection for this
+            store_for(alias)  # `store_for` needs no connection for this
         except IdempotencyConfigurationError as error:
             yield Error(str(error), id="django_idempotency.E004")
         return

@@ -25,7 +25,7 @@ NAMED = re.compile(r"django-idempotency/([\w.]+), revision (\d+)")
 
 
 def judge(path: Path) -> tuple[str, bool]:
-    """Return what is to be said about a copy, and whether it is of this release."""
+    """Return the verdict on a copy, and whether the copy is from this release."""
     try:
         named = NAMED.search(path.read_text(errors="replace"))
     except OSError as error:

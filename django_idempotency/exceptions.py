@@ -110,9 +110,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    There are two possible causes. One is a call that has no result and must not be repeated: either `on_abandoned` is
-    "hold", or it is "retry-keyed" and the called service would not recognize a repeated call. The other is work that
-    ended its own transaction and then failed. A person or `reconcile` must resolve the key.
+    Either a call has no result and must not be repeated, because `on_abandoned` is "hold", or because it is
+    "retry-keyed" and the called service would not recognize a repeated call. Or the work ended its own transaction and
+    then failed. A person or `reconcile` must resolve the key.
 
     Raise it in `reconcile` if the called service can't tell yet. Retries then get 409 `outcome-unknown`, nothing runs,
     and no error is logged.

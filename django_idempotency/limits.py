@@ -1,7 +1,7 @@
 """Was an exception raised into the code from outside, as a time limit or a cancellation is?
 
-Code that may ignore an error of its own, or treat it as the silence of a server, must not do so with such an exception:
-the process would go on as if there were no limit.
+Code that ignores errors, or takes them for a server that doesn't answer, must not do so with such an exception: the
+process would go on as if there were no limit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from types import CodeType
 def is_limit(error: BaseException) -> bool:
     """Whether no code below has raised this exception.
 
-    That is known of Ctrl-C, cancellations and everything else that isn't an `Exception`, of a MemoryError, and of what
-    a signal handler raises, as Celery's does for a soft time limit: its frame is in the traceback. Of an `Exception`
-    that another thread raises here, by `PyThreadState_SetAsyncExc`, it can't be known.
+    This is certain for Ctrl-C, cancellations and everything else that isn't an `Exception`, and for a MemoryError. It
+    is also certain for an exception from a signal handler, such as Celery's for a soft time limit, because the
+    handler's frame is in the traceback. An `Exception` that another thread raises here with `PyThreadState_SetAsyncExc`
+    can't be recognized.
     """
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
         return True
@@ -26,17 +27,18 @@ def is_limit(error: BaseException) -> bool:
 
 
 def limit_in(error: BaseException | None, handled: BaseException | None) -> BaseException | None:
-    """Return the limit because of which a library raised an error of its own, or None if there was none.
+    """Return the limit that a library has turned into its own error, or None if there was none.
 
     Args:
         error: what the library raised. redis-py, for example, turns each TimeoutError into its own.
-        handled: `sys.exception()` from before the library was called. What led to that is over.
+        handled: `sys.exception()` from before the library was called. Whatever caused this exception is no longer
+            relevant.
     """
     found: BaseException | None = None
     seen: list[BaseException] = []  # `raise … from` can tie a loop
     while error is not None and error is not handled and error not in seen:
         if is_limit(error):
-            found = error  # not the first: urllib3 gives its own error the traceback of what it has caught
+            found = error  # the last match: urllib3's own error has the traceback of the limit that it caught
         seen.append(error)
         error = error.__context__ or error.__cause__
     return found

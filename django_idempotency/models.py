@@ -98,8 +98,8 @@ class IdempotencyKey(models.Model):
             # `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             # Finds the failed keys (each has a `last_error`), starting with those that need attention, followed by the
-            # others by age. A single index serves both groups, because every partial index has a condition that
-            # PostgreSQL must process at each claim and completion.
+            # others by age. There is only one index for both groups, because PostgreSQL must check the condition of
+            # every partial index at each claim and completion.
             IndexWhereSet(
                 fields=["attention_at", "created_at"],
                 name="idempotency_failed_idx",

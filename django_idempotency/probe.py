@@ -46,7 +46,7 @@ after 1 if that shows it. Use an account and amounts that don't matter, and add 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response, or with `status` 0 what went wrong instead."""
+    """A response or, if `status` is 0, a description of what went wrong."""
 
     status: int
     body: bytes = b""
@@ -62,7 +62,7 @@ class Answer:
         return 200 <= self.status < 300
 
     def repeats(self, first: Answer) -> bool:
-        """Whether this is what the first request got, and doesn't say that the work has run again."""
+        """Whether this is the first request's response, without a header that says that the work has run again."""
         return (self.status, self.body) == (first.status, first.body) and self.replayed != "false"
 
 
@@ -75,7 +75,7 @@ class Row:
 
 
 class Probe:
-    """Sends the requests of one run. `rows` yields what came of each, as soon as it is known."""
+    """Sends the requests of one run. `rows` yields the result of each as soon as it is known."""
 
     def __init__(self, url: SplitResult, options: argparse.Namespace) -> None:
         self.url, self.options = url, options
@@ -152,7 +152,7 @@ def new_key() -> str:
 
 
 def another_body(body: bytes, content_type: str) -> bytes | None:
-    """Return the body with one more member, or None for a type that this can't change."""
+    """Return the body with one more member, or None if its type is not supported."""
     if content_type == FORM:
         return body + b"&idempotency_probe=another"
     try:

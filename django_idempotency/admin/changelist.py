@@ -49,7 +49,8 @@ class BoundedChangeList(ChangeList):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Django's own title, "Select idempotency key to view", would stand above an alarm.
+        # Django's own title, "Select idempotency key to view", would appear above a warning about keys that need
+        # attention.
         self.title = str(capfirst(self.opts.verbose_name_plural))
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
@@ -142,7 +143,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def view_users() -> str:
-    """The permission without which a search doesn't find the keys of a user by the user's name."""
+    """The permission that a person needs to search for keys by user name."""
     users = get_user_model()._meta
     return f"{users.app_label}.{get_permission_codename('view', users)}"
 
@@ -159,8 +160,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     about = keys.filter(refers_to(text)).order_by("resource_id", "resource_type")
     parts = [named, about]
     sent = keys.filter(reduce(or_, map(of_scope, _scopes(text, request))))
-    # For a caller with more than 2,000 keys, a query that uses the index on `scope` can miss the newest ones, so there
-    # is a separate query for those.
+    # For a caller with more than 2,000 keys, a query that uses the index on `scope` can miss the newest ones, so a
+    # separate query finds them.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
     found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
     return keys.filter(pk__in=found)

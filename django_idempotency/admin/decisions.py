@@ -38,7 +38,7 @@ NAME = "django_idempotency_idempotencykey"
 
 def decision_urls(model_admin: Any) -> list[Any]:
     views = {form.name: model_admin.admin_site.admin_view(partial(decide_one, model_admin, form)) for form in DECISIONS}
-    for alias in connections:  # a recovery commits its claim before it asks
+    for alias in connections:  # a recovery commits its claim before it calls `reconcile`
         transaction.non_atomic_requests(using=alias)(views[ReconcileForm.name])
     return [path(f"<int:pk>/{name}/", view, name=f"{NAME}_{name}") for name, view in views.items()]
 

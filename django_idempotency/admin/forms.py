@@ -171,7 +171,7 @@ class RecordForm(DecisionForm):
         widget=forms.Textarea(attrs=LONG_TEXT),
         help_text=_("What the call returned, as JSON. Look it up in the called service's records."),
     )
-    # Only asked for a result that differs from all earlier ones.
+    # This is shown only for a result that differs from all earlier ones.
     readable = forms.BooleanField(label=_("The view can read this result, too."), required=False)
 
     def __init__(self, data: Any, **words: Any) -> None:
@@ -189,7 +189,7 @@ class RecordForm(DecisionForm):
             self.add_error("readable", encodable(text % {"said": said}))
 
     def _read(self) -> str:
-        """Read the result. Returns how it differs from all earlier ones, if it does."""
+        """Read the result. Return how it differs from all earlier results, or an empty string if it doesn't."""
         data = self.cleaned_data
         earlier = self.earlier.get(data.get("step", ""), [])
         wrapped = any(shape_of(kept) == ("object", "value") for kept in earlier)

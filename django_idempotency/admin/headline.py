@@ -1,4 +1,4 @@
-"""What a person who is on call must know first, in one sentence: for the admin's index page and above the list."""
+"""The one sentence that a person on call must read first, on the admin's index page and above the list of keys."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def headline(model_admin: Any, request: HttpRequest, keys: Keys) -> Headline:
 
 
 def _sentence(worst: Number, amount: str) -> str:
-    """Say what the worst of the states means. What it means for a customer depends on what has been called."""
+    """Say what the worst state means. Its consequences for a customer depend on which service was called."""
     named = [f"{line['count']} × {encodable(line['name'])}" for line in worst.operations]
     values = {
         "count": worst,

@@ -56,8 +56,8 @@ class Shown(Story):
 
     @cached_property
     def amount(self) -> str:
-        """The amount that a step has returned, with its currency, as it is stored; empty if no step names one, or if
-        this person may not see results.
+        """The amount and currency that a step has returned, as stored. Empty if no step returned an amount, or if this
+        person may not see results.
         """
         for step in self.steps if self.secrets else ():
             with suppress(NotDecryptable, RecursionError, ValueError):
@@ -84,7 +84,7 @@ class Shown(Story):
 
 
 def shown(row: Any) -> Shown:
-    """What `show` has set on the row."""
+    """Return the `Shown` that `show` has set on this row."""
     noted: Shown = row.shown
     return noted
 
@@ -120,7 +120,7 @@ def _is_sum(value: Any) -> bool:
 
 
 def _names(model_admin: Any, request: HttpRequest, scopes: list[str]) -> dict[str, str]:
-    """Return the user names of the callers that are users whom this person may see, by their scope, in one query."""
+    """Return the user name for each scope of a user whom this person may see, in one query."""
     users = get_user_model()
     page = model_admin.admin_site._registry.get(users)
     if page is None or not page.has_view_permission(request):
@@ -129,7 +129,7 @@ def _names(model_admin: Any, request: HttpRequest, scopes: list[str]) -> dict[st
     for scope in scopes:
         account = ACCOUNT.fullmatch(scope)
         if account and account[1].lower() == users._meta.label_lower:
-            with suppress(TypeError, ValidationError, ValueError):  # a scope of the project that only looks like ours
+            with suppress(TypeError, ValidationError, ValueError):  # a project's own scope that looks like ours
                 found[users._meta.pk.to_python(account[2])] = scope
     rows = users._default_manager.using(DEFAULT_DB_ALIAS).filter(reduce(or_, (Q(pk=pk) for pk in found), Q(pk__in=[])))
     return {found[user.pk]: user.get_username() for user in rows if user.pk in found}

@@ -69,7 +69,7 @@ def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[s
 class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Shows the stored keys in Django's admin. A subclass with its own `get_queryset()` can show fewer of them.
 
-    `view_idempotencykey` allows a user to see the list, but not the keys themselves. To see those and the stored
+    `view_idempotencykey` allows a user to see the list, but not the keys themselves. To see the keys and the stored
     responses, a user also needs `view_response`; to make decisions, a user needs `resolve_idempotencykey`. Only a
     decision can change a key here.
     """

@@ -79,7 +79,7 @@ class Story(Facts):
     def _missing(self) -> str:
         """Says what may be missing even though all started steps have finished.
 
-        The view might have gone on to start more.
+        The view might have gone on to start more steps.
         """
         written = [step.name for step in self.steps if step.kind == Kind.WRITE and step.finished_at is not None]
         if not written:
@@ -103,7 +103,7 @@ class Story(Facts):
 
     @property
     def next_retry(self) -> str:
-        if self.expired:  # the claim looks at this first, and then reads nothing of what is stored
+        if self.expired:  # a claim checks this first, and then ignores everything that is stored
             return _(
                 "Everything runs again, calls and writes included: the key has expired, so a request with it counts "
                 'as new. Only an endpoint with late_keys="refuse" refuses it.'

@@ -185,7 +185,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
             "",
             (_("reason"), encodable(made.reason)),
             *((_("in doubt then"), _past_doubt(key.row, step)) for step in made.steps),
-            # Sealed on its own if its encryption key was missing when it was replaced.
+            # A replaced result is still sealed if its encryption key was missing when it was replaced.
             (_("replaced result"), _result(key, made.replaced, made.detail) if made.replaced else ""),
         )
 

@@ -44,13 +44,13 @@ class DynamoDBBackend(KeyValueBackend):
         self.client.meta.events.register_first("needs-retry.dynamodb", self._let_limits_through)
 
     def _let_limits_through(self, caught_exception: BaseException | None = None, **about: Any) -> None:
-        """Raise a limit because of which botocore would try again. It wraps each exception that it catches."""
+        """Raise a limit that botocore has caught. Otherwise, it would wrap the limit in its own error and try again."""
         if (limit := limit_in(caught_exception, getattr(self._before, "handled", None))) is not None:
             raise limit
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         self._before.handled = sys.exception()
-        now = round(time.time(), 3)  # as the condition says it
+        now = round(time.time(), 3)  # the time as the condition will contain it
         key = {"name": {"S": name}}
         if old is None and new is None:
             return self._read(name, now)
@@ -74,7 +74,7 @@ class DynamoDBBackend(KeyValueBackend):
         except ClientError as error:
             if error.response["Error"]["Code"] != "ConditionalCheckFailedException":
                 raise
-            # Old versions of botocore and some emulators do not return what they found.
+            # Old versions of botocore and some emulators do not return the item that they found.
             return self._live(error.response["Item"], now) if "Item" in error.response else self._read(name, now)
         return self._live(done.get("Attributes"), now)
 

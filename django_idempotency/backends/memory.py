@@ -28,7 +28,7 @@ class MemoryBackend(KeyValueBackend):
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
         try:
-            # In Python 3.14, an exception of a signal handler can strike just after a `with` statement has taken a
+            # In Python 3.14, an exception from a signal handler can strike just after a `with` statement has taken a
             # lock, which is then never released.
             self._lock.acquire()
             now = time.monotonic()
@@ -46,7 +46,7 @@ class MemoryBackend(KeyValueBackend):
         finally:
             try:  # noqa: SIM105 (an exception could strike in `suppress`, before the release)
                 self._lock.release()
-            except RuntimeError:  # it struck while another thread had the lock
+            except RuntimeError:  # an exception struck while another thread had the lock
                 pass
 
     def clear(self) -> None:

@@ -62,7 +62,7 @@ class RedisBackend(KeyValueBackend):
 
     @cached_property
     def client(self) -> Any:
-        """The redis-py client. A cluster's connects when it is made, which is therefore part of a swap."""
+        """The redis-py client. A cluster's client connects when it is created, so a swap may have to create it."""
         client = self.connect()
         if self.replicas and isinstance(client, redis.RedisCluster):
             raise ValueError(
@@ -88,15 +88,15 @@ class RedisBackend(KeyValueBackend):
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 if limit_in(error, handled) is not None:
                     raise
-                # If the first try took effect after all, this one finds `new`.
+                # If the first try took effect after all, the second one finds `new`.
                 return self._swap(*command)
         except BaseException as error:
-            # redis-py takes a TimeoutError or OSError that a signal handler has raised for its own.
+            # redis-py treats a TimeoutError or OSError from a signal handler as if it were its own.
             limit = limit_in(error, handled)
             if limit is None and isinstance(error, redis.RedisError):
                 raise
-            # It may have struck before the answer was read. The next swap on the same connection would read that answer
-            # instead of its own, so this client's connections are not used again.
+            # The exception may have struck before the server's reply was read. The next swap on the same connection
+            # would read that reply instead of its own, so this client's connections are not used again.
             self.client = self.connect()
             if limit is None:
                 raise
@@ -111,7 +111,7 @@ class RedisBackend(KeyValueBackend):
     def _sent(self, *command: Any) -> bytes | None:
         if not self.replicas:
             return self.client.eval(SWAP, 1, *command)  # type: ignore[no-any-return]
-        pipeline = self.client.pipeline(transaction=False)  # one round trip for both
+        pipeline = self.client.pipeline(transaction=False)  # one round trip for both commands
         found, confirmed = pipeline.eval(SWAP, 1, *command).wait(self.replicas, REPLICAS_TIMEOUT).execute()
         _, old, new, _ = command
         if confirmed < self.replicas and old != new and (found or b"") in (old, new):

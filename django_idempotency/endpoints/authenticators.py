@@ -1,7 +1,7 @@
-"""What can be known, before the first request, about the code that tells who is calling?
+"""What can be known, before the first request, about the code that identifies the caller?
 
-Only annotations and the names in the code are read. Most authenticators say too little: the first request judges them,
-and the log says what is wrong.
+Only annotations and the names in the code are read. This is too little to judge most authenticators. They are checked
+on the first request, and the log says what is wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def authenticators_of(callback: Any, target: Any) -> list[Any]:
 
 
 def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
-    """Yield each authenticator that checks a JWT and returns a user in no table, who doesn't carry it; and the user."""
+    """Yield authenticators that check a JWT but return neither a model instance nor a token, with their user class."""
     for authenticator in authenticators:
         check = getattr(authenticator, "authenticate", authenticator)
         if any(_is_library(value) for _, value in _named(check)):
@@ -44,7 +44,7 @@ def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def bare_token_checks(callback: Any) -> Iterator[str]:
-    """Yield each decorator, or the view, that decodes a JWT, if none of them says anything about a user."""
+    """Yield each decorator, or the view, that decodes a JWT, unless the code of any of them mentions `user`."""
     named = {level: dict(_named(level)) for level in unwrapped(callback) if isfunction(level)}
     if not any("user" in names for names in named.values()):
         for level, names in named.items():
@@ -55,7 +55,7 @@ def bare_token_checks(callback: Any) -> Iterator[str]:
 def _users(check: Callable[..., Any]) -> Iterator[Any]:
     """Yield the classes that are returned without a token: a user, or the user of the REST framework's `tuple`."""
     hint: Any = None
-    with suppress(Exception):  # an annotation may name anything
+    with suppress(Exception):  # an annotation may name something that can't be resolved
         hint = get_type_hints(innermost(getattr(check, "__func__", check))).get("return")
     for part in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         user, *rest = get_args(part) if get_origin(part) is tuple else (part,)
@@ -70,7 +70,7 @@ def _is_stranger(user: type) -> bool:
 
 
 def _is_anonymous(user: type) -> bool:
-    """By name, because the class can't be imported in a project without `django.contrib.auth`."""
+    """The class is compared by name, because it can't be imported in a project without `django.contrib.auth`."""
     return any(dotted_name(base) == "django.contrib.auth.models.AnonymousUser" for base in user.__mro__)
 
 
@@ -84,7 +84,7 @@ def _has(user: type, attribute: str) -> bool:
 
 
 def _named(function: Any, depth: int = HELPERS) -> Iterator[tuple[str, Any]]:
-    """Yield the names that a function's code uses, with their global values, and those of the functions among them."""
+    """Yield the names in a function's code with their global values, and the names in the functions that it uses."""
     function = getattr(function, "__func__", function)
     code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     for name in code.co_names if code else ():

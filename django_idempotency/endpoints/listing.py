@@ -118,7 +118,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
 def routes(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the route (as in `ResolverMatch`) and the callback of each URL, in URLconf order."""
     for pattern in resolver.url_patterns:
-        # Joined as Django joins `request.resolver_match.route`.
+        # The parts are joined in the same way as in Django's `request.resolver_match.route`.
         route = str(pattern.pattern)
         route = prefix + (route.removeprefix("^") if prefix else route)
         if isinstance(pattern, URLResolver):
@@ -249,7 +249,8 @@ def _note(answers: Answers, options: Options | None) -> str:
     if options is not None and options.observe:
         return "only observed"
     if options is not None and answers.method is None:
-        # A note, not rows of their own: without `require_POST`, it is unknown whether the view answers these methods.
+        # These methods get a note instead of rows: without `require_POST`, it is unknown whether the view answers these
+        # methods.
         rest = sorted({verb.upper() for verb in VERBS} - {*options.methods})
         return f"{', '.join(rest)} not protected" if rest else ""
     return DECIDED if answers.by_request else ""

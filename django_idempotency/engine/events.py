@@ -89,7 +89,7 @@ def report(
         _tell(level, "Idempotency key %s of %s: %s.", args, extra, sent)
 
     if using is not None and connections[using].in_atomic_block:
-        # Not `robust`, which swallows a time limit, too, and logs it with the text of the callback.
+        # `robust=True` would also swallow a time limit, and log it as an error of the callback.
         transaction.on_commit(tell, using=using)
     else:
         tell()
@@ -107,7 +107,7 @@ def report_outcome(
             event = "held" if outcome.held else "released"
             report(event, identity, using, backend=backend, reason=reason, resource=resource)
         case outcomes.InDoubt(undecided=undecided, resource=resource) if undecided:
-            # An answer and no error: the project's code will be asked again.
+            # "Not yet" is an answer and not an error: `reconcile` will be called again.
             report("held", identity, using, reason=UNDECIDED, resource=resource, level=logging.INFO)
         case outcomes.Completed(resource=resource):
             report("replayed", identity, using, backend=backend, resource=resource)
@@ -163,9 +163,10 @@ class harmless:  # noqa: N801 (used as `with harmless():`)
     """Print any exception that a log filter or a signal receiver raises, and continue.
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
-    `__qualname__` fails. A limit that strikes meanwhile is none of theirs, and is raised.
+    `__qualname__` fails. A limit that strikes meanwhile is not one of these errors, and is raised.
 
-    This is no generator: one that is interrupted would hold the block until it is collected.
+    This is a class and not a generator: an interrupted generator would keep the block open until it is garbage
+    collected.
     """
 
     def __enter__(self) -> None:

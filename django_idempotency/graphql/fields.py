@@ -32,7 +32,7 @@ def mutate_once(
 ) -> T:
     """Run a mutation once for the request's key, the position of its operation in a batch, and its path.
 
-    A transaction of its own commits it, as `run_once` does; a retry gets its stored result.
+    The mutation is committed in a separate transaction, as by `run_once`; a retry gets its stored result.
 
     Args:
         request: Django's request, whose view has `CountsEntries`.
@@ -78,7 +78,7 @@ def _plain(value: Any) -> Any:
 
 
 class CountsEntries:
-    """Tell `mutate_once` the position of each operation in a batch. Put it before the library's synchronous view."""
+    """Tell `mutate_once` the position of each operation in a batch. List it before the library's synchronous view."""
 
     def execute_single(self, request: Any, **kwargs: Any) -> Any:  # strawberry
         _count(request)

@@ -1,7 +1,7 @@
 """How is a whole GraphQL request protected if it has a mutation?
 
-A request without protection has only operations that are known to be queries. Everything else needs a key: what cannot
-be read, or not be found, may be a mutation in the eyes of the library.
+A request without protection has only operations that are known to be queries. Everything else needs a key: an operation
+that this package cannot find or read may be a mutation that the library runs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _only_queries(request: HttpRequest, persisted: Mapping[str, str]) -> bool:
 
 
 def _entries(request: HttpRequest) -> Iterator[Any]:
-    """Yield what each place that a library may take an operation from contains: the URL, and the body."""
+    """Yield the contents of each place from which a library may take an operation: the URL and the body."""
     if request.GET:
         yield request.GET.dict()
     if request.method == "GET":

@@ -1,7 +1,7 @@
-"""What did earlier calls of a step return, and does the result that a person has entered look like it?
+"""What did earlier calls of a step return, and does the result that a person has entered have the same shape?
 
-A view that reads a result of another shape may take it for a refusal, and answer a customer who has paid that the
-payment was declined, for good.
+A view may mistake a result of a different shape for a refusal, and permanently tell a customer who has paid that the
+payment was declined.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def earlier_results(keys: QuerySet[IdempotencyKey], operation: str, step: str) -
     results = stored.filter(pk__gt=newest - NEWEST, name=step).exclude(result=None)
     latest = dict(results.order_by("-pk").values_list("pk", "key_id")[:LATEST])
     completed = keys.filter(operation=operation, status=IdempotencyKey.Status.COMPLETED, pk__in=latest.values())
-    # The database may find the name in another case, under which a result could not be decrypted.
+    # The database may also find the name with different capital letters, under which a result could not be decrypted.
     own = completed.filter(steps__pk__in=latest, **OWN).annotate(named=F("steps__name"), kept=F("steps__result"))
     found = []
     # The admin's queryset defers the decisions. They would be read for each key, by an id that two keys can share.

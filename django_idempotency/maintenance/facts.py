@@ -89,9 +89,9 @@ class Facts(Seen):
     def needs_word(self, action: str) -> bool:
         """Whether a person must confirm this action, after looking at what the earlier attempts have done.
 
-        A release lets the next retry repeat what is in doubt. With the "retry" policy, it needs confirmation only if
-        a write is in doubt, or if the key is in progress and has no lease. An answer removes the key from all lists of
-        keys that need attention. If the key is in doubt or half done, the answer must therefore be confirmed, because a
+        A release lets the next retry repeat what is in doubt. With the "retry" policy, it needs confirmation only if a
+        write is in doubt, or if the key is in progress and has no lease. Closing a key removes it from all lists of
+        keys that need attention. If the key is in doubt or half done, this must therefore be confirmed, because a
         customer may have paid without getting an order.
         """
         if action == "release":
@@ -103,8 +103,8 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, steps: bool = False, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the same order. All rows must be in the same database.
 
-    This takes at most two queries, however many rows there are, and one if all keys are completed, unless an argument
-    is True: the time is always the database's, by which keys expire.
+    However many rows there are, this takes one query for the database's time, by which keys expire, and one for the
+    steps. The second is left out if all keys are completed and both arguments are False.
 
     Args:
         steps: whether to read the steps even if all keys are completed.

@@ -138,7 +138,7 @@ def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet
 
 
 def waiting_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
-    """Return the keys that have waited for a person for `older_than` seconds, whoever has looked at them meanwhile.
+    """Return the keys that have waited for a person for `older_than` seconds, no matter who has looked at them.
 
     Raises `ValueError` as `unchanged_for` does.
     """
@@ -150,15 +150,15 @@ WAITS_SINCE = Coalesce("attention_at", "locked_until", "updated_at")
 
 
 def waits_since(row: IdempotencyKey) -> datetime:
-    """Since when the key has needed attention. If it doesn't, the time of its last change."""
+    """The time since which the key has needed attention or, if it needs none, the time of its last change."""
     return row.attention_at or row.locked_until or row.updated_at
 
 
 def version_of(row: IdempotencyKey) -> str:
-    """Identify what a person has seen of a key. It changes with what a person would call a change.
+    """Return a key's version: text that differs after each change that matters to a person.
 
-    An attempt of a worker, a decision, and a result that `reconcile` has recorded are changes. A recovery's look that
-    settles nothing is none, although it is an attempt with a lease of its own.
+    A worker's attempt, a decision, and a result recorded by `reconcile` are changes. A recovery that settles nothing is
+    not a change, although it is an attempt with its own lease.
     """
     parts = (str(waits_since(row)), row.status == row.Status.COMPLETED, row.unknown, row.effects)
     return f"v{sha256(repr(parts).encode()).hexdigest()[:15]}"
@@ -181,7 +181,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 def in_other_operations(
     rows: Sequence[IdempotencyKey], among: QuerySet[IdempotencyKey], at_most: int | None = None
 ) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
-    """Yield each of these rows with the same caller's row for the same key in another operation.
+    """Yield pairs: one of these rows, and the same caller's row for the same key in another operation.
 
     The unique index finds all callers' rows for a key.
 

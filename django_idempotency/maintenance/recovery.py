@@ -236,8 +236,8 @@ def _declared(operation: str) -> Declaration | str:
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
     """Return "left" and the reason if the key was completed under another operation's name, otherwise None.
 
-    A retry that arrives after a route was renamed runs under the new name. What it did must not be repeated under the
-    old one.
+    A retry that arrives after a route was renamed runs under the new name. Its effects must not be repeated under the
+    old name.
     """
     completed = IdempotencyKey.objects.using(row._state.db).filter(status=IdempotencyKey.Status.COMPLETED)
     _, other = next(in_other_operations([row], completed.filter(scope=row.scope)), (row, None))
@@ -251,7 +251,7 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
 
 @dataclass
 class _Asking(Work[Any]):
-    """Calls one key's `reconcile`, and runs nothing. What it leaves is left for a retry."""
+    """Calls one key's `reconcile`, but never runs the work: what `reconcile` doesn't settle is left to a retry."""
 
     row: IdempotencyKey
     declared: Declaration
@@ -265,7 +265,7 @@ class _Asking(Work[Any]):
         reconcile, in_doubt, lost = self.declared.options.reconcile, set(operation.in_doubt), set(operation.lost)
         try:
             returned = None if reconcile is None else synchronous(reconcile)(operation)
-        finally:  # what it has recorded is committed, even if it then raises
+        finally:  # what `reconcile` has recorded is committed, even if it then raises
             self.doubts = operation.in_doubt
             self.recorded = sorted(in_doubt.difference(operation.in_doubt) | lost.difference(operation.lost))
         if returned is None:
@@ -290,7 +290,7 @@ def _outcome(
         told = _told(declared.options.runner.perform(wanted, asking, store.alias), asking)
     except Exception as error:
         if is_limit(error):
-            told, limit = ("left", f"interrupted by {describe(error)}"), error  # it is the run that has to end
+            told, limit = ("left", f"interrupted by {describe(error)}"), error  # the whole run must end
         elif asking.attempt:
             told = _failed(store, row, error)
         elif isinstance(error, NotDecryptable):  # it was completed meanwhile
@@ -325,7 +325,7 @@ def _told(outcome: Any, asking: _Asking) -> tuple[Outcome, str]:
     if outcome.final is not None:
         return "completed", f"reconcile has answered {outcome.final.status_code}"
     left = f". In doubt: {', '.join(asking.doubts)}" if asking.doubts else ""
-    if outcome.value is not None:  # of several doubts, it has not recorded each
+    if outcome.value is not None:  # `reconcile` has not recorded all of several doubts
         return "left", f"reconcile has answered{left}: its answer is not kept until it records each of them"
     return "left", f"reconcile has left the key to the next retry{left}"
 
@@ -338,7 +338,7 @@ def _remember(row: IdempotencyKey, made: Decision) -> None:
             # No entry is added to a trail that was damaged in the database.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
-                # A person who has seen the key before must look again.
+                # A new `attention_at` makes a person who has seen the key look again.
                 same_row(row).filter(attention_at__isnull=False).update(attention_at=Clock())
 
     atomically(str(row._state.db), remember)

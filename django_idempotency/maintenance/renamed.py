@@ -3,14 +3,15 @@ removed, and the keys that may have run twice since then.
 
 # Note [Operations are found among the keys that expire next]
 No index has the operation as its first column, and a table scan would be too slow for an admin page. Two bounded
-queries are enough: one for the keys that need attention, and one for those that expire next. For each `ttl`, the latter
-are the oldest keys that are still replayed. If a route has been renamed since they were stored, they include its old
-name, unless the route receives only a tiny share of all requests. An earlier rename has left no keys behind.
+queries are enough: one for the keys that need attention, and one for those that expire next. For each `ttl`, the keys
+that expire next are the oldest that are still replayed. If a route has been renamed since these keys were stored, they
+include its old name, unless the route receives only a tiny share of all requests. An earlier rename has left no keys
+behind.
 
 # Note [Names that no endpoint has]
 `run_once` accepts any name, and nothing lists its calls. Its keys are recognized by what they store: a result in an
 envelope that no response has. Names that it makes from a function, such as "shop.tasks.pay", are left out. If a view
-chooses its options for each request, any name can be its own, and only the names of routes are told.
+chooses its options for each request, any name could belong to that view, so only the names of routes are listed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def unknown_operations(*, using: str | None = None, urlconf: str | None = None) 
 def sent_to_two_operations(
     operations: Iterable[str], *, using: str | None = None
 ) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
-    """Yield each key of these operations together with the same caller's key of the same text in another operation.
+    """Yield pairs of keys with the same caller and text: one of these operations' keys, and one in another operation.
 
     After a rename, both may have charged the customer. The table is read once for each operation, because no index
     begins with the operation; the other keys are found by an index.

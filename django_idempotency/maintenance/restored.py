@@ -51,7 +51,7 @@ def remember_calls(
         IdempotencyConfigurationError: the alias is unknown, or the database has no store.
     """
     for given, value in {"scope": scope, "operation": operation, "key": key}.items():
-        if not value:  # a key that no retry would ever find
+        if not value:  # no retry would ever find such a key
             raise ValueError(f"{given}={value!r}: fill it in, as the endpoint of this charge stores it.")
     identity, ttl = identify_given(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
     wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)

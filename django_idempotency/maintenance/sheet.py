@@ -5,11 +5,12 @@ mark. If anything else seems to have been altered, the whole file is rejected, b
 different key or a different charge.
 
 # Note [Formulas]
-A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. The end
-of the cell isn't a boundary that can be relied on: depending on its language and settings, a spreadsheet splits at
+A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. The end of
+the cell isn't a boundary that can be relied on: depending on its language and settings, a spreadsheet splits at
 semicolons, tabs or spaces instead of commas, and then ignores the quotation marks of a file whose cells end elsewhere.
 That's why `cell` puts an apostrophe before each place inside the text where such a cell could begin, however the file
-is split. It adds one to those that are already there, so that `read` gets the original text back by removing one.
+is split. Where the text already contains apostrophes, it adds one more, so that `read` gets the original text back by
+removing one.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def read(path: str, using: str) -> list[Filled]:
                     raise ValueError("a line above decides about this key, too. Decide once, and export the list again")
                 filled[row.pk] = row
                 if row.step and isinstance(value := json_value(cells["result"]), dict | str):
-                    # Copied down a column by mistake, one customer's charge would become the others' orders.
+                    # If a result were copied down a column by mistake, one customer's charge would be recorded for
+                    # others' orders.
                     above = recorded.setdefault((row.step, json.dumps(value, sort_keys=True)), rows.reader.line_num)
                     if above != rows.reader.line_num:
                         raise ValueError(
@@ -107,7 +109,7 @@ def read(path: str, using: str) -> list[Filled]:
 def _filled(cells: dict[str, str], using: str) -> Filled:
     if None in cells or None in map(cells.get, READ):
         raise ValueError("its cells do not match the heading. Export the list again")
-    # A result isn't exported: what a person has typed there stays as it is.
+    # Results aren't exported, so a result that a person has typed is not unescaped.
     typed = {name: cells[name] if name == "result" else text_of(cells[name]) for name in READ}
     try:
         reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]

@@ -150,7 +150,7 @@ class DatabasesCommand(IdempotencyCommand):
     def _run(
         self, alias: str | None, schema: str | None, one_of_several: bool, options: dict[str, Any], stop: Event
     ) -> bool | None:
-        """Return whether keys need attention, or None if the database or schema failed and others follow."""
+        """Return whether keys need attention, or None if this database or schema failed but others follow."""
         place = ": ".join(filter(None, (alias, schema)))
         name, self._began = f"{place}: " if one_of_several else "", time.monotonic()
         try:
@@ -211,7 +211,7 @@ def _chosen(options: dict[str, Any]) -> list[str | None]:
 def stoppable(stop: Event, run: Callable[[], object]) -> list[int]:
     """Call `run`, and set `stop` at SIGTERM or SIGINT, so that it can finish the current key or batch.
 
-    In case it hangs, a second signal raises `SystemExit`. Within `MOMENT` seconds of the first, it is ignored.
+    In case `run` hangs, a second signal raises `SystemExit`, unless it comes within `MOMENT` seconds of the first.
 
     This is no context manager: an exception from another signal's handler, at the first line of its `__exit__`, would
     leave its handlers installed.
@@ -249,6 +249,6 @@ def stoppable(stop: Event, run: Callable[[], object]) -> list[int]:
             run()
         finally:
             restore()
-    finally:  # again, in case that the handler of another signal has raised before or during the first time
+    finally:  # again, in case another signal's handler has raised before or during the first `restore`
         restore()
     return received

@@ -67,7 +67,7 @@ def _tenants(connection: Any) -> QuerySet[Any]:
 
 @contextmanager
 def _with_search_path(connection: Any, schema: str) -> Iterator[None]:
-    """The path is a parameter of the connection: one that replaces a broken connection has it, too."""
+    """The path is set as a connection parameter, so that a connection that replaces a broken one has it, too."""
     with connection.cursor() as cursor:
         cursor.execute("SHOW search_path")
         (path,) = cursor.fetchone()

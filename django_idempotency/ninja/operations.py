@@ -4,8 +4,8 @@
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
 operation's function. The decorator adds two wrappers: an inner one that protects the function, and an outer one around
 `Operation.run` that tells the inner one which operation is running. If one of the API's exception handlers raises an
-exception, the inner wrapper stores it, and the outer one raises it again. If the inner one raised it, `Operation.run`
-would pass it to the same handlers a second time.
+exception, the inner wrapper stores it, and the outer one raises it again. If the inner wrapper raised it itself,
+`Operation.run` would pass it to the same handlers a second time.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class NinjaAdapter(Adapter):
             return HandedOn(user=auth)
         told = is_text(auth)
         user = None if hasattr(auth, "pk") else user_of(request)
-        # A session's user may use several tokens, which then are the callers.
+        # A session's user may use several tokens; each token is then a separate caller.
         if user is not None and not (told and logged_in(request, user)):
             return HandedOn(user=user, token=auth)
         # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
@@ -207,7 +207,7 @@ class NinjaAdapter(Adapter):
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
-        """See the base class. What another worker stored takes the place of an exception that nothing answered."""
+        """See the base class. Another worker's response replaces an exception that no handler has answered."""
         if not own:
             setattr(call.request, UNANSWERED, None)
         return super().deliver(call, response, replayed=replayed, own=own)
@@ -252,8 +252,8 @@ def _operation_of(request: Any) -> Operation:
 def _authenticator(request: Any, auth: Any, callbacks: Sequence[Callable[[Any], Any]]) -> str:
     """Return the name of the authenticator that returns `auth`.
 
-    If there are several, they are called again, in Django Ninja's order. Raises `IdempotencyConfigurationError` if none
-    of them returns it again.
+    If there are several authenticators, they are called again, in Django Ninja's order. Raises
+    `IdempotencyConfigurationError` if none of them returns `auth` again.
     """
     for callback in callbacks:
         if len(callbacks) == 1 or synchronous(callback)(request) == auth:

@@ -48,8 +48,8 @@ class RestFrameworkAdapter(Adapter):
             return super().handed_on(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
         if hasattr(request.auth, "is_authenticated"):
             return HandedOn(user=request.auth)
-        # Another authenticator can return the same string, in this view or in one with the same `operation`. Only
-        # `request.auth` set by hand has no authenticator.
+        # Another authenticator can return the same string, in this view or in one with the same `operation`. There is
+        # no authenticator only if other code has set `request.auth`.
         found = request.successful_authenticator
         named = "" if found is None else name_among(request.authenticators, dotted_name, found)
         return HandedOn(token=request.auth, authenticator=named)
@@ -131,7 +131,7 @@ class RestFrameworkAdapter(Adapter):
         """
         if not isinstance(returned, Response) or returned.is_rendered:
             return returned  # type: ignore[no-any-return]
-        if not hasattr(target, "renderer_classes"):  # a method: ask its class
+        if not hasattr(target, "renderer_classes"):  # a method, so look at its class
             owner = getattr(target, "__qualname__", "").rpartition(".")[0]
             target = getattr(innermost(target), "__globals__", {}).get(owner)
         renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
@@ -145,10 +145,10 @@ class RestFrameworkAdapter(Adapter):
 
 @contextmanager
 def _still_queried() -> Iterator[None]:
-    """Let the renderer query the databases of which Django's own transactions are marked for rollback.
+    """Let the renderer query databases whose ATOMIC_REQUESTS transactions are marked for rollback.
 
-    With ATOMIC_REQUESTS, `set_rollback()` marks those of all databases. Without protection, the renderer runs after
-    their end.
+    `set_rollback()` marks these transactions on all databases. Without protection, they have ended before the renderer
+    runs.
     """
     marked = [each for each in connections.all(initialized_only=True) if each.in_atomic_block and each.needs_rollback]
     for connection in marked:

@@ -39,7 +39,7 @@ def settle(view: Any, request: Any, final: Any) -> None:
 def leave(view: Any, request: Any, error: Exception) -> None:
     """Let the view respond to an exception that ended the attempt, such as one from COMMIT.
 
-    The response says that it is no replay, as every response does for which a key was honoured.
+    Like every response to a request whose key was used, this response says that it is not a replay.
     """
     guard(type(view))
     vars(request)[LEFT] = error
@@ -82,7 +82,7 @@ def _handle_exception(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_final(request: Any, candidate: Any) -> bool:
-    """Return whether the view must leave `candidate` unchanged. If so, the request drops its reference to it."""
+    """Return whether the view must leave `candidate` unchanged. If so, the request's reference to it is removed."""
     attributes = _attributes(request)
     if FINAL not in attributes or attributes[FINAL] is not candidate:
         return False

@@ -1,4 +1,4 @@
-"""The mixin for Django REST framework views. With it, they pass on a final response unchanged."""
+"""The mixin for Django REST framework views, which lets them pass on a final response unchanged."""
 
 from __future__ import annotations
 

@@ -25,6 +25,6 @@ def idempotency_key(name: str = FORM_FIELD) -> SafeString:
 def new_idempotency_key() -> str:
     """Return a new key as plain text, for htmx's `hx-headers` or a script that calls `fetch`.
 
-    Each element needs a key of its own, and the page must not be cached.
+    Each element needs a separate key, and the page must not be cached.
     """
     return new_key()

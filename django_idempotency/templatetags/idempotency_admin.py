@@ -46,7 +46,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         keys = model_admin.get_queryset(request)
         # An error must not break the page's transaction.
         return page | {"headline": atomically(keys.db, partial(headline, model_admin, request, keys))}
-    except Exception as error:  # the page is Django's, and must not break
+    except Exception as error:  # Django's own page must not break
         if is_limit(error):
             raise
         logger.exception("The admin's index page could not count the keys that need attention.")
@@ -68,7 +68,7 @@ def _paused() -> bool:
 
 
 def _styles() -> str:
-    """The address of our style sheet, or "" if the project has not collected it: Django's page does without."""
+    """The address of our style sheet, or "" if the project has not collected it: Django's page works without it."""
     try:
         return static("django_idempotency/admin.css")
     except ValueError:

@@ -127,7 +127,7 @@ class EndpointChecks:
                 "scope= must tell users apart; the default does.",
             )
         if reply.replayed is None:
-            # A login or a permission answered, so the scope was never asked.
+            # A login or a permission check has answered, so `scope` was never called.
             raise self.failure(
                 "other_client never reached the protection, so it proves nothing.",
                 f"Response: {reply}",

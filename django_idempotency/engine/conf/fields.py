@@ -26,7 +26,7 @@ class Unset:
 
 
 def option(default: Any, check: Check) -> Any:
-    """Declare an option of `Idempotency`. A `Mode` may have another default for it, or allow fewer values.
+    """Declare an option of `Idempotency`. A `Mode` may set another default for the option, or allow fewer values.
 
     Args:
         default: its value if no layer sets it.
@@ -41,7 +41,7 @@ def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
 
 
 def declared(cls: Any) -> dict[str, Field[Any]]:
-    """Return the fields that a class declares with `option()` or `setting()`, by name."""
+    """Return a dict of the fields that a class declares with `option()` or `setting()`."""
     return {f.name: f for f in fields(cls) if "check" in f.metadata}
 
 

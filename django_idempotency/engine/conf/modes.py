@@ -25,7 +25,7 @@ the first options are resolved."""
 
 
 class Mode(ABC):
-    """What an endpoint's options can be in its mode, and where its keys are.
+    """A mode: which values an endpoint's options can have in it, and where the endpoint's keys are stored.
 
     Args:
         options: the endpoint's resolved options.
@@ -46,10 +46,10 @@ class Mode(ABC):
     @staticmethod
     @abstractmethod
     def suits(backend: str | None, lease: Any) -> bool:
-        """Return whether endpoints with these options run in this mode, unless an earlier one suits them."""
+        """Return whether these options suit this mode. An endpoint runs in the first registered mode that suits it."""
 
     def refuse(self) -> None:  # noqa: B027 (most modes have nothing to refuse)
-        """Raise `IdempotencyConfigurationError` if the options can't work in this mode, whatever the others are."""
+        """Raise `IdempotencyConfigurationError` if this mode can't work with these options."""
 
     @abstractmethod
     def alias(self) -> str | None:

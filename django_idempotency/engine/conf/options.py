@@ -174,7 +174,7 @@ class Idempotency:
     def __post_init__(self) -> None:
         given = self._given
         for name, value in given.items():
-            if isinstance(value, (list, set)):  # which its owner may change later
+            if isinstance(value, (list, set)):  # the caller may change the list or set later
                 given[name] = vars(self)[name] = tuple(value if isinstance(value, list) else sorted(value, key=str))
             refuse_impossible(f"idempotency option {name}={value!r}", OPTIONS[name], given[name])
         if None not in (given.get("ttl"), given.get("lease")) and seconds_of(self.ttl) <= seconds_of(given["lease"]):
@@ -193,7 +193,7 @@ class Idempotency:
         elsewhere = isinstance(self.backend, str)
         return self.lease is not None and short and self.late_keys != "refuse" and not elsewhere
 
-    # `resolve()` is asked with these objects on each request, and once for each `run_once`, which makes a new one.
+    # `resolve()` is called with these objects on each request. Each `run_once` call creates a new one.
 
     @cached_property
     def _value(self) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ class Idempotency:
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has other hashes, and a deep copy other values.
+        # Cached hashes and values are left out: hashes differ between processes, and values differ in a deep copy.
         return {name: getattr(self, name) for name in OPTION_NAMES}
 
     def given(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class Options(Idempotency):
 
     @cached_property
     def runner(self) -> Any:
-        """The `Runner` of `execution/` that runs this endpoint's work. This module is below it, and can't name it."""
+        """The `Runner` of `execution/` that runs this endpoint's work. This module may not import that class."""
         return mode_of(self.backend, self.lease)(self)
 
     @cached_property
@@ -328,7 +328,7 @@ def as_options(value: Idempotency | Mapping[str, Any]) -> Idempotency:
     return Idempotency(**{str(name): given for name, given in value.items()})
 
 
-# For type checkers. A test compares both classes with `Idempotency`.
+# These two classes are for type checkers. A test compares them with `Idempotency`.
 
 
 class OnceKeywords(TypedDict, total=False):

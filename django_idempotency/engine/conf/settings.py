@@ -166,10 +166,10 @@ def resolve(*layers: Idempotency) -> Options:
 
 @lru_cache(maxsize=1024)
 def place_of_keys(*layers: Idempotency) -> Mode:
-    """Return the mode of layers that may be incomplete, which knows where its keys are and nothing else.
+    """Return the mode of layers that may be incomplete. Use it only to find out where the keys are stored.
 
-    The options of a class can be possible only together with a handler's: `on_abandoned` of the class needs the
-    handler's `lease`. `resolve` would refuse them.
+    A class may set an option that is valid only together with a handler's option, as when the class sets `on_abandoned`
+    and the handler sets `lease`. `resolve` would refuse the options of the class alone.
     """
     given = get_settings().options.given() | given_by(layers)
     place = Idempotency(backend=given.get("backend"), using=given.get("using"))

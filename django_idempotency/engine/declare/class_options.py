@@ -94,7 +94,7 @@ class IdempotencyMixin:
         view: Any = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         if next(base for base in cls.__mro__ if "dispatch" in vars(base)) is IdempotencyMixin:
             # Copy the attributes that a decorator such as csrf_exempt has set on the `dispatch` of a base class. Django
-            # copies only those of the mixin's `dispatch`.
+            # itself copies only the attributes of the mixin's `dispatch`.
             vars(view).update(vars(super().dispatch))  # type: ignore[misc]
         take_over(view, lambda: class_layers(cls, initkwargs))
         actions: Mapping[str, str] | None = getattr(view, "actions", None)
@@ -107,10 +107,10 @@ class IdempotencyMixin:
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         view, parent = cast("Any", self), cast("Any", super())
-        # Each request has its own view object, whose handlers can be replaced. The framework's dispatch() performs its
-        # checks before it calls one of them: often that of `request.method`, but something below the mixin may change
-        # the method, as X-HTTP-Method-Override does.
-        # They are collected once, because a `dispatch` above may call this one again, as one that retries does.
+        # Each request has its own view object, so all of its handlers can be replaced. The framework's dispatch()
+        # performs its checks before it calls a handler: usually the one for `request.method`, but code below the mixin
+        # may change the method, as with X-HTTP-Method-Override. The handlers are collected only once, because a
+        # `dispatch` above the mixin may retry, and call this method again.
         if (bare := vars(self).get(BARE)) is None:
             bare = vars(self)[BARE] = {
                 verb: handler
@@ -118,8 +118,8 @@ class IdempotencyMixin:
                 if (handler := getattr(view, verb, None)) is not None
                 and (verb.upper() not in SAFE_METHODS or iscoroutinefunction(handler))
             }
-        # adrf asks whether a handler is a coroutine function, and takes a class with one for an asynchronous view:
-        # `_awaited` is one, and no method.
+        # adrf asks whether a handler is a coroutine function, and treats a class with a coroutine method as an
+        # asynchronous view. `_awaited` is therefore a coroutine function, but not a method of the mixin.
         vars(self).update(
             {
                 verb: partial(_awaited if iscoroutinefunction(handler) else _protected, self, bare, handler)
@@ -134,7 +134,7 @@ class IdempotencyMixin:
     def _warn_if_bypassed(self, request: Any, response: Any) -> None:
         """Log that a `dispatch` below the mixin has answered a protected method without calling its handler.
 
-        Anything but a success may be the refusal of a framework or an access mixin.
+        Only successes are logged, because any other response may be a refusal by a framework or an access mixin.
         """
         method = request.method.upper()
         if method in SAFE_METHODS or getattr(response, "status_code", 0) not in range(200, 300):
@@ -145,11 +145,11 @@ class IdempotencyMixin:
 
     @contextmanager
     def _handling(self, bare: Mapping[str, Any], handler: Handler, request: Any) -> Iterator[tuple[Any, Handler]]:
-        """Yield the handler's options, or None, and its protected form.
+        """Yield the handler's options (None if it is not protected) and the protected handler.
 
-        The protection is off while a handler runs, because it may call another, as ProcessFormView.put() does.
-        Afterwards, it is put back for a `dispatch` below the mixin that calls the handler again, such as after a
-        deadlock.
+        The protection is off while a handler runs, because the handler may call another one, as ProcessFormView.put()
+        does. Afterwards, the protection is turned on again, because a `dispatch` below the mixin may call the handler
+        again, for example after a deadlock.
         """
         vars(self)[CALLED] = True
         wrapped = {verb: vars(self)[verb] for verb in bare}
@@ -175,7 +175,7 @@ class IdempotencyMixin:
         """Return the name of the handler of this request: a verb or, in a viewset, an action."""
         verb = method.lower()
         actions = getattr(self, "action_map", None)
-        if actions is None:  # no viewset, so that an `action` is the project's own and names something else
+        if actions is None:  # not a viewset, so an `action` attribute means something else
             return verb
         # The REST framework sets `action` only in initialize_request().
         return str(getattr(self, "action", None) or actions.get(verb, verb))
@@ -193,10 +193,10 @@ class IdempotencyMixin:
 
 
 def _ends_in_dispatch(base: type) -> bool:
-    """Return whether another package's or project's view class answers in its `dispatch`, as adrf's does.
+    """Return whether a view class of another package or of a project answers in its own `dispatch`, as adrf's does.
 
-    The mixin's own would never be called, and each retry would run again. If a function of the class names `dispatch`,
-    it may well call the next one.
+    The mixin's `dispatch` would then never be called, and each retry would run the handler again. If a function of the
+    class mentions `dispatch`, it probably calls the next `dispatch` in the MRO.
     """
     if issubclass(base, IdempotencyMixin) or not issubclass(base, View) or "dispatch" not in vars(base):
         return False
@@ -220,16 +220,16 @@ async def _awaited(
     view: IdempotencyMixin, bare: Mapping[str, Any], handler: Handler, /, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
     with view._handling(bare, handler, request) as (options, form):
-        # It runs after dispatch() has returned, so the transaction must wrap the handler.
+        # The coroutine runs after dispatch() has returned, so the transaction must wrap the handler.
         return await awaited_as_django_would(request, options, form, request, *args, **kwargs)
 
 
-# Otherwise, drf-spectacular copies the docstring into the OpenAPI description of each operation.
+# If the class kept its docstring, drf-spectacular would copy it into the OpenAPI description of each operation.
 IdempotencyMixin.__doc__ = None
 
 
 def checked(value: Declared) -> Idempotency | None:
-    """Return the options as an `Idempotency`, or None. Raises `IdempotencyConfigurationError` for impossible ones."""
+    """Return the options as an `Idempotency`, or None. Raises `IdempotencyConfigurationError` if they are invalid."""
     return None if value is None else as_options(value)
 
 
@@ -249,7 +249,7 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def has_handlers(cls: Any) -> bool:
-    """Return whether the class has handlers, as every REST framework view counts: a viewset's are its actions."""
+    """Return whether the class has handlers. Every REST framework view does: a viewset's actions are handlers."""
     return is_drf_view(cls) or any(hasattr(cls, verb) for verb in HANDLERS)
 
 

@@ -67,7 +67,7 @@ def _below(view: Any) -> str | None:
 
     Returns None if there is no such code.
     """
-    for level in unwrapped(view):  # a partial, for example, has no attributes of the view that it calls
+    for level in unwrapped(view):  # an outer level, such as a partial, lacks the view's attributes
         if type(getattr(level, "__self__", None)).__module__.partition(".")[0] == "ninja":
             return f"Django Ninja's authentication.{NINJA_WAY_OUT}"
         view_class = getattr(level, "cls", None) or getattr(level, "view_class", None)
@@ -80,7 +80,7 @@ def _below(view: Any) -> str | None:
 def is_routed(view: Any) -> bool:
     """Return whether Django Ninja or django-ninja-extra has made an operation of the function, or of what it wraps.
 
-    The operation calls that function, and would never call what is put around it now.
+    The operation calls the function directly, so a decorator that is applied now would have no effect.
     """
     return any(hasattr(level, mark) for level in unwrapped(view) for mark in ROUTED)
 

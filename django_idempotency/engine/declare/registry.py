@@ -68,7 +68,7 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 
 def register(declaration: Declaration) -> None:
-    """Store a declaration that has `operation` and `reconcile`, so that the recovery can find it by its operation."""
+    """Store a declaration if it sets `operation` and `reconcile`, so that the recovery can find it by its operation."""
     # Without the options from the `IDEMPOTENCY` setting, which cannot be read while modules are being imported.
     given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")

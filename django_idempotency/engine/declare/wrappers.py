@@ -30,7 +30,7 @@ HARMLESS = frozenset(
         "asgiref.sync.SyncToAsync",
         "django.db.transaction.Atomic",
         "django.middleware.http.ConditionalGetMiddleware",
-        "django.views.generic.base.View.as_view",  # it copies `__wrapped__` from `dispatch`
+        "django.views.generic.base.View.as_view",  # `as_view` copies `__wrapped__` from `dispatch`
         *(f"{VIEWS}.cache.{name}" for name in ("cache_control", "never_cache")),
         *(f"{VIEWS}.clickjacking.xframe_options_{name}" for name in ("deny", "sameorigin")),
         f"{VIEWS}.common.no_append_slash",

@@ -39,7 +39,7 @@ def without_bridge_above(work: Callable[[], T]) -> T:
             return work()
         finally:
             bridges.current = above
-    finally:  # an exception may have struck just before the other one
+    finally:  # an exception may have struck just before the inner assignment
         bridges.current = above
 
 
@@ -102,7 +102,7 @@ async def in_thread(run: Callable[[Callable[..., Any]], T], work: Callable[..., 
         return await work(*args, **kwargs)
 
     def form(*args: Any, **kwargs: Any) -> Any:
-        refuse_if_cancelled()  # once the loop has ended, nothing can await a coroutine
+        refuse_if_cancelled()  # after the event loop has ended, nothing can await a coroutine
         return (awaiting(awaited) if iscoroutinefunction(work) else work)(*args, **kwargs)
 
     try:

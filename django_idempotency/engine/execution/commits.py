@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = False) -> T:
-    """Call `write` in a transaction of its own, and commit it. In a `TestCase`, the transaction is a savepoint.
+    """Call `write` in a separate transaction, and commit it. In a `TestCase`, the transaction is a savepoint.
 
     Args:
         what: the subject of the error message, such as "operation.call('charge')".
@@ -36,7 +36,7 @@ def committed(store: Store, what: str, write: Callable[[], T], *, twice: bool = 
     try:
         return atomically(store.alias, write, durable=True)
     except ProgrammingError as error:
-        # A driver whose query was interrupted may refuse what Django asks of it next.
+        # After an interrupted query, the driver may refuse Django's next command.
         if (limit := limit_in(error, handled)) is not None:
             raise limit from error
         raise

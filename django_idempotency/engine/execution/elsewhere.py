@@ -116,8 +116,8 @@ class Elsewhere(Runner):
             if operation is None and not is_limit(error):
                 raise  # nothing was claimed
             try:
-                # If the work has ended, a limit has struck while its result was stored: the result is known all the
-                # same.
+                # If the work has ended, the limit struck while its result was being stored, so the result is still
+                # known.
                 if finished is None:
                     key.release()
                 else:
@@ -154,7 +154,7 @@ class _Silent(Exception):
 def _readable(value: bytes) -> StoredKey:
     try:
         return read_value(value)
-    except (ValueError, LookupError, TypeError) as error:  # not one of ours, or from another release
+    except (ValueError, LookupError, TypeError) as error:  # not a value of this package, or one from another release
         raise _Silent from error
 
 
@@ -254,7 +254,7 @@ class _Key:
         try:
             return self.backend.swap(self.name, old, new, seconds)
         except Exception as error:
-            # Any error means that the backend hasn't answered, but a limit is no error of the backend.
+            # Any error means that the backend hasn't answered, except for a limit, which the backend did not raise.
             if (limit := limit_in(error, handled)) is not None:
                 raise limit from None
             raise _Silent from error

@@ -122,7 +122,7 @@ class Leased(Runner):
 def _released(
     store: Store, wanted: ClaimRequest, held: Claimed, error: BaseException, event: str | None, about: Resource | None
 ) -> bool:
-    """Mark the key as failed because of this exception. Return whether this worker still held it."""
+    """Mark the key as failed because of this exception. Return whether this worker still held the key."""
     try:
         committed(store, END, partial(store.journal.fail, held, wanted, describe(error)), twice=True)
         if event:

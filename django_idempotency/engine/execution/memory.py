@@ -38,7 +38,7 @@ Protected leased work runs without it."""
 
 
 def standing_in(alias: str | None, work: Callable[[], T]) -> T:
-    """Do the work in the transaction that ATOMIC_REQUESTS would have opened. None: there is no such transaction."""
+    """Do the work in the transaction that ATOMIC_REQUESTS would have opened, or without it if `alias` is None."""
     if alias is None:
         return work()
 
@@ -50,7 +50,7 @@ def standing_in(alias: str | None, work: Callable[[], T]) -> T:
 
 
 class MemoryJournal(StepJournal):
-    """Steps of one attempt, which no later one finds.
+    """The steps of one attempt, kept in memory. A later attempt does not find them.
 
     Args:
         alias: the database on which `write` steps run.
@@ -66,7 +66,7 @@ class MemoryJournal(StepJournal):
         self._since = time.monotonic()
 
     def refer(self, resource: Resource) -> None:
-        """There is no key that could refer to it."""
+        """Do nothing, because there is no key that could refer to the resource."""
 
     def start_call(self, step: Step, *, keyed: bool | None) -> None:
         self.refuse_transactions(f"operation.call({step.name!r})")
@@ -90,17 +90,17 @@ class MemoryJournal(StepJournal):
             return value, None
 
     def refuse_transactions(self, what: str) -> None:
-        """Raise what protected work would raise inside a transaction."""
+        """Raise the error that protected work would raise inside a transaction."""
         connection: Any = connections[self._alias]
         blocks = [block for block in connection.atomic_blocks if not block._from_testcase]
         if blocks and all(hasattr(block, STANDS_IN) for block in blocks):
             return
-        with suppress(Error):  # a database that can't be asked has no transaction, and the work may not need it
+        with suppress(Error):  # a database that can't be queried has no transaction open, and the work may not use it
             if not is_alone(store_for(self._alias)):
                 raise inside_a_transaction(what, self._alias)
 
     def refuse_renamed(self, name: str, unasked: tuple[str, ...]) -> None:
-        """There is no earlier attempt."""
+        """Do nothing, because there is no earlier attempt."""
 
     def hand_on(self, step: Step, value: Any, error: Exception) -> None:
         step.handed_on = (value,)

@@ -216,7 +216,7 @@ class _Function(Work[Any]):
         return self.function(operation=operation) if _asks_for_operation(self.function) else self.function()
 
     def bare(self, name: str, operation: Operation) -> Any:
-        """Call the function without protection. A result that can't be kept is handed on, and told."""
+        """Call the function without protection. If its result can't be stored, return it and log an error."""
         value = self.called(operation)
         try:
             return as_kept(value, encode(value))
@@ -234,7 +234,7 @@ class _Function(Work[Any]):
 
 
 def _asks_for_operation(function: Callable[..., Any]) -> bool:
-    """Return whether `operation` is a required parameter. With a default, it may mean something else."""
+    """Return whether `operation` is a required parameter. A parameter with a default may mean something else."""
     try:
         parameter = signature(function).parameters.get("operation")
     except (TypeError, ValueError):  # some functions written in C have no signature

@@ -1,14 +1,15 @@
 """The `Operation` handed to a view: one attempt at the view's work, with named steps.
 
-What the steps mean is written here, once. Where they are kept is the journal's matter: in a table for leased work, in
+What the steps mean is written only here. The journal decides where they are stored: in a table for leased work, in
 memory for work that runs without protection, and nowhere for work that has no steps. See Note [One meaning].
 
 # Note [One meaning]
-A project observes first, runs its tests with `ENABLED=False`, and may let requests without a key pass. If steps meant
-something else there, all of that would stay green, and the first protected charge would fail after the money has
-moved. So names, conversions, `results`, and the errors that come before a call are the same everywhere. One thing
-differs: a result that can't be kept would be an error after the call. Without protection it is handed on as it is, and
-the error is logged, because raising it would make a client send its request again, and charge again.
+Projects use observe mode first, run their tests with `ENABLED=False`, and may allow requests without a key. If steps
+behaved differently without protection, all of that would seem to work, and the first protected charge would fail after
+the money had moved. Step names, conversions, `results`, and the errors raised before a call are therefore the same
+everywhere. The one difference concerns a result that can't be stored, which is an error after the call. Without
+protection, the view gets this result unchanged, and the error is only logged: raising it would make the client retry,
+and the retry would charge again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 
 class Operation:
-    """One attempt at the work. The view finds it in `request.idempotency`. In atomic mode, it has no steps.
+    """One attempt at the work, available to the view as `request.idempotency`. It has no steps in atomic mode.
 
     Args:
         key: the key that the client sent, or None if the request has no key or is not protected.
@@ -83,7 +84,7 @@ class Operation:
     def _begin(self, *, reconciling: bool) -> None:
         """Prepare a run of the work or of `reconcile`.
 
-        Each run may read all stored results, and may use each step name once. It must request derived keys again.
+        Each run may read all stored results, may use each step name once, and must request derived keys again.
         """
         self._reconciling = reconciling
         for step in self._steps.values():
@@ -95,13 +96,13 @@ class Operation:
 
     @request.setter
     def request(self, request: Any) -> None:
-        self._request = weakref.ref(request)  # which refers to this operation, too: no cycle keeps them alive
+        self._request = weakref.ref(request)  # weak, because the request refers to this operation, too
 
     @property
     def scope(self) -> str | None:
         """The caller's scope as the key's row stores it, or None if there is no key.
 
-        Every function of `django_idempotency.maintenance` that takes a scope accepts it.
+        You can pass this value to every function of `django_idempotency.maintenance` that takes a scope.
         """
         return None if self._identity is None else self._identity.scope
 
@@ -125,7 +126,7 @@ class Operation:
 
     @property
     def doubts(self) -> dict[str, CallInDoubt]:
-        """When each of the calls in `in_doubt` was started, by name, so that `reconcile` can tell how long ago it was.
+        """When each call in `in_doubt` was started, by its name, so that `reconcile` knows how long ago that was.
 
         Each value has `started_at`, `age` and `keyed`.
         """
@@ -313,7 +314,7 @@ class Operation:
         if (step := self._steps.get(name)) is not None:
             step.announced = True
         elif self._unasked_calls():
-            await asyncio.sleep(0)  # for the calls that the work makes at the same time to be announced
+            await asyncio.sleep(0)  # lets concurrent calls announce themselves first
         call = self._astep(self._start, self._finish, name, partial(function, *args, **kwargs))
         return self._received(name, await until_done(call, at_most=self._journal.lease))
 
@@ -362,16 +363,16 @@ class Operation:
     # --- what a step means
 
     def _received(self, name: str, value: Any) -> Any:
-        """Note that the work now has the step's result.
+        """Note that this step's result has reached the work, and return it.
 
-        A time limit around `acall` or `awrite`, or an exception from a signal, can take the result away from the work
-        after it was stored.
+        A time limit around `acall` or `awrite`, or an exception from a signal, can keep a stored result from reaching
+        the work.
         """
         self._steps[name].received = True
         return value
 
     def _within(self, name: str, function: Callable[[], Any]) -> Any:
-        """Call a step's function. Wherever a signal handler raises an exception, the mark of the step is taken away."""
+        """Call a step's function. `_INSIDE` is restored even if a signal handler raises an exception."""
         outer = _INSIDE.get()
         try:
             try:
@@ -379,7 +380,7 @@ class Operation:
                 return function()
             finally:
                 _INSIDE.set(outer)
-        finally:  # again, in case that the exception has struck before that
+        finally:  # again, in case an exception struck before the first reset
             _INSIDE.set(outer)
 
     async def _awithin(self, name: str, function: Callable[[], Any]) -> Any:
@@ -434,7 +435,7 @@ class Operation:
         try:
             return step, step.value()
         except ObjectDoesNotExist:
-            step.received = True  # the work is told that its row is gone
+            step.received = True  # the exception tells the work that the row is gone
             raise
 
     def _start(self, name: str) -> tuple[Step, Any]:
@@ -442,7 +443,7 @@ class Operation:
         if not step.finished:
             if not (step.started or self._reconciling):
                 self._refuse_renamed(name)
-            # What `reconcile` looks up is no call: whether it asks for the derived key does not matter.
+            # A look-up by `reconcile` is not a call, so it doesn't matter whether `reconcile` requests the derived key.
             self._journal.start_call(step, keyed=None if self._reconciling else step.keyed)
             step.kind = Kind.CALL
             if step.doubt is None or not self._reconciling:
@@ -518,8 +519,8 @@ class Operation:
         steps = self._steps.values()
         doubts = ", ".join(self.in_doubt)
         if self._reconciling:
-            # Its answer is final, and it may know without a value. It settles the only call there is, but of several
-            # it may have looked at another one.
+            # The answer of `reconcile` is final, even without the call's value. If the operation has only one call, the
+            # answer settles it; if there are several, `reconcile` may have looked up a different one.
             if not doubts or self._names(lambda step: step.kind == Kind.CALL) == self.in_doubt[:1]:
                 return ""
             return (
@@ -548,9 +549,10 @@ class Operation:
         return self._names(lambda step: step.kind == Kind.CALL and step.is_unasked and not step.announced)
 
     def _refuse_renamed(self, name: str) -> None:
-        """Tell of a new call before which the work should have asked for the finished ones.
+        """Report, or refuse, a new call if the work has not requested all finished calls before it.
 
-        A deployment that renames "charge" to "charge card" would charge each key in flight twice.
+        A deployment that renames "charge" to "charge card" would otherwise charge twice for each key that is in
+        progress.
         """
         if unasked := self._unasked_calls():
             self._journal.refuse_renamed(name, unasked)

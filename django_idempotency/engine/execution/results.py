@@ -37,8 +37,8 @@ def encode_step(value: Any) -> str:
 def encode(value: Any) -> str:
     """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else.
 
-    A limit that strikes meanwhile is raised as itself. A field may raise any exception, so an error that doesn't occur
-    a second time is not the value's, either.
+    A limit that strikes meanwhile is raised unchanged. A field may raise any exception, so after an error, the value is
+    encoded again: if that succeeds, the value can be stored, and the error is raised unchanged, too.
     """
     try:
         return _encode(value)

@@ -1,7 +1,7 @@
 """How does a piece of work run once? In one way for views, `run_once` and recoveries, with a `Runner` for each mode.
 
-A mode is a subclass of `Runner` in a module of its own, registered in `conf/modes.py`. Its endpoints' `options.runner`
-is an instance of it.
+A mode is a subclass of `Runner` in its own module, registered in `conf/modes.py`. Its endpoints' `options.runner` is an
+instance of it.
 """
 
 from __future__ import annotations
@@ -104,16 +104,16 @@ class Runner(Mode):
         """Return what the API's specification says about this mode, or an empty string."""
         return ""
 
-    # --- what is the same
+    # --- the same in every mode
 
     def alias(self) -> str | None:
-        """See `Mode`. It is the `using` option, or the choice of the database routers, for each request anew."""
+        """See `Mode`. This is the `using` option, or what the database routers choose for this request."""
         return self.options.using or router.db_for_write(IdempotencyKey)
 
     def perform(self, wanted: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
-        """Run the work once for its key, and report how that ended. The caller has asked `pauses` first.
+        """Run the work once for its key, and report how that ended. The caller must check `pauses` first.
 
-        A recovery is no client: nothing is replayed to it or refused, and only what it has done or asked is reported.
+        A recovery is not a client, so no replay or refusal is reported for it, only what it has done or asked.
 
         Args:
             alias: the database that keeps the key, if it is not the one where a new key would be kept.
@@ -130,7 +130,7 @@ class Runner(Mode):
         return outcome
 
     def pauses(self, operation: str) -> bool:
-        """Whether `PAUSED` is on. This is asked before the key is read, and reported."""
+        """Whether `PAUSED` is on. If it is, this is reported. Called before the key is read."""
         if paused := get_settings().pauses():
             self.report_unread("paused", operation)
         return paused

@@ -1,4 +1,4 @@
-"""One step of an attempt, and what keeps the steps: a journal. Here is the one that has none."""
+"""A step of an attempt, the interface of the journal that keeps the steps, and the journal for work without steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Kind = IdempotencyStep.Kind
 
 @dataclass(frozen=True, slots=True)
 class CallInDoubt:
-    """A call, or a write, that was started and has no result: a value of `operation.doubts`.
+    """A call or a write that was started but has no result. The values of `operation.doubts` are of this type.
 
     Args:
-        started_at: when it was first started. Under "hold", when it was last started: `reconcile` has settled the start
-            before that.
-        age: how long ago that was when this attempt began, as a timedelta, by the database's clock.
+        started_at: when the step was first started. With `on_abandoned="hold"`, when it was last started, because
+            `reconcile` has settled the earlier starts.
+        age: the time from `started_at` to the beginning of this attempt, as a timedelta, by the database's clock.
         keyed: whether `derive_key` was called before each start.
     """
 
@@ -36,7 +36,7 @@ class CallInDoubt:
 
 @dataclass(slots=True)
 class Step:
-    """What an attempt knows about one name. Everything that it decides about steps is a filter over these.
+    """What an attempt knows about one step. Each of its decisions about steps is a filter over these objects.
 
     Attributes:
         kind: of the step that was started or finished, or "".
@@ -68,17 +68,17 @@ class Step:
     received: bool = False
 
     def begin(self) -> None:
-        """Another run of the work begins, which has to ask for everything itself."""
+        """Prepare for another run of the work, which must request its steps and derived keys again."""
         self.keyed = self.used = self.announced = self.received = False
 
     def start(self, *, keyed: bool = False) -> None:
-        """A call or a write begins. Until it ends, it is in doubt."""
+        """Note that a call or a write begins. The step is in doubt until it ends."""
         self.doubt = CallInDoubt(timezone.now(), timedelta(), keyed and (self.doubt is None or self.doubt.keyed))
         self.began = time.monotonic()
         self.started = True
 
     def finish(self, text: str | None) -> None:
-        # In this order: a signal handler may raise an exception in between, and then the step is still in doubt.
+        # The order matters: if a signal handler raises an exception in between, the step is still in doubt.
         self.text = text
         self.finished = True
 
@@ -96,19 +96,20 @@ class Step:
 
     @property
     def is_unreceived(self) -> bool:
-        """Whether its result was stored after the work had given up.
+        """Whether the step's result was stored after the work had stopped waiting for it.
 
-        A time limit around `acall` or `awrite`, or an exception from a signal, can take the result away from the work.
+        A time limit around `acall` or `awrite`, or an exception from a signal, can keep the result from reaching the
+        work.
         """
         return self.finished and self.used and not self.received and self.kind != Kind.FETCH
 
     @property
     def is_unasked(self) -> bool:
-        """Whether an earlier run has finished it, and this one has not asked for it."""
+        """Whether an earlier run has finished this step, and the current run has not requested it."""
         return self.finished and not (self.used or self.received) and self.kind != Kind.FETCH
 
     def value(self) -> Any:
-        """The result as it is kept. If it is a model instance whose row is gone, `DoesNotExist` is raised."""
+        """The stored result. Raises `DoesNotExist` if the result is a model instance whose row is gone."""
         return decode(self.text) if self.handed_on is None else self.handed_on[0]
 
 
@@ -127,20 +128,20 @@ class StepJournal:
         """Raise `IdempotencyConfigurationError` if this work has no steps."""
 
     def refuse_transactions(self, what: str) -> None:
-        """Raise `IdempotencyConfigurationError` if a transaction is open in which protected work could not run."""
+        """Raise `IdempotencyConfigurationError` if a transaction is open that protected work would not allow."""
 
     def renew(self) -> None:
         raise NotImplementedError
 
     def refer(self, resource: Resource) -> None:
-        """Store what the operation is about immediately, or leave that to the end of the work."""
+        """Store the operation's resource immediately, or leave it to be stored at the end of the work."""
 
     def start_call(self, step: Step, *, keyed: bool | None) -> None:
-        """Commit the start of a call. `keyed` is None if nothing is called, but looked up."""
+        """Commit the start of a call. `keyed` is None if `reconcile` looks up an earlier call."""
         raise NotImplementedError
 
     def finish_call(self, step: Step, text: str | None) -> BaseException | None:
-        """Commit the result of a call, or that its value is lost. Return the limit that struck meanwhile."""
+        """Commit a call's result, or the loss of its value. Return the limit that struck meanwhile, if any."""
         raise NotImplementedError
 
     def note_error(self, step: Step, error: str) -> None:
@@ -151,11 +152,11 @@ class StepJournal:
         raise NotImplementedError
 
     def write(self, step: Step, function: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Run the function and keep its result, in one transaction. Return the result, and its JSON if it has one."""
+        """Run the function and store its result in one transaction. Return the result, and its JSON if it has one."""
         raise NotImplementedError
 
     def hand_on(self, step: Step, value: Any, error: Exception) -> None:
-        """Raise the error of a result that cannot be kept, or set `step.handed_on`."""
+        """Raise the error about a result that cannot be stored, or put the result in `step.handed_on`."""
         raise NotImplementedError
 
     def tell_long_call(self, step: Step) -> None:

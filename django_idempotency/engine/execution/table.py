@@ -48,7 +48,7 @@ class TableJournal(StepJournal):
         self._since = time.monotonic()
 
     def steps(self) -> dict[str, Step]:
-        # The workers of earlier attempts can no longer add any.
+        # The workers of earlier attempts can no longer add steps.
         kept = self._journal.steps(self._claim) if self._claim.attempt > 1 else {}
         return {
             name: Step(
@@ -84,7 +84,7 @@ class TableJournal(StepJournal):
 
     def finish_call(self, step: Step, text: str | None) -> BaseException | None:
         what = f"the end of operation.call({step.name!r})"
-        if step.finished:  # its value was lost, and `reconcile` has found it
+        if step.finished:  # the call's value was lost, and `reconcile` has found it
             if text is not None:
                 committed(self._store, what, partial(self._journal.enter_lost, self._claim, step.name, text))
             return None
@@ -109,7 +109,7 @@ class TableJournal(StepJournal):
         except Exception as ours:
             if is_limit(ours):
                 raise
-            # The work must see the call's error, not ours.
+            # The work must see the call's error, not the error from storing it.
 
     def keep_fetched(self, step: Step, text: str) -> None:
         keep = partial(self._journal.keep_fetched, self._claim, step.name, text)
@@ -153,18 +153,19 @@ class TableJournal(StepJournal):
                 if ended:
                     self._repair(name, what, done)
         except BaseException:
-            # It may come not only from the step's function but also from COMMIT, which checks deferred constraints. If
-            # the step has a row by now, its changes may be committed, even though its function, COMMIT or a callback of
-            # `on_commit` has raised. The step also stays in doubt if the database can't be asked.
+            # The exception may come not only from the step's function but also from COMMIT, which checks deferred
+            # constraints. If the step has a row by now, its changes may be committed despite an exception from the
+            # function, from COMMIT or from an `on_commit` callback. The step also stays in doubt if the database can't
+            # be asked.
             with suppress(Error, ClaimLost, IdempotencyConfigurationError):
                 step.started = committed(self._store, what, partial(self._journal.has, self._claim, name))
             raise
         return value, done[0]
 
     def _repair(self, name: str, what: str, done: list[str]) -> None:
-        """Store the result, or leave the step in doubt, after its function has ended the transaction.
+        """Store a step's result, or leave the step in doubt, if its function has ended the transaction.
 
-        From then on, everything that the function did was committed statement by statement.
+        Everything that the function did after that was committed statement by statement.
         """
         if name in self._journal.steps(self._claim):  # a raw COMMIT has committed the step's start
             if done:
@@ -210,7 +211,7 @@ def tell_renamed(operation: str, name: str, unasked: tuple[str, ...]) -> None:
 
 
 def tell_long_call(identity: Identity, using: str | None, step: Step, since: float, lease: float) -> None:
-    """Tell of a call that has outlived its lease, if it is the first one of its operation in this process."""
+    """Report a call that has outlasted its lease, but only the first such call of each operation in this process."""
     now = time.monotonic()
     if step.began and now - since > lease and _is_first(identity.operation):
         name = step.name.replace(":", ";")
@@ -227,6 +228,6 @@ def _firsts(operation: str) -> list[bool]:
 
 
 def _is_first(operation: str) -> bool:
-    """Whether this is asked for the first time in this process."""
+    """Whether this is the first time that this process asks about this operation."""
     firsts = _firsts(operation)
     return bool(firsts and firsts.pop())

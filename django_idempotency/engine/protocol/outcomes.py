@@ -62,8 +62,8 @@ class ClaimRequest:
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
         keys_last: seconds for which called services remember a derived key, for the "retry-keyed" policy.
         known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
-        waits_since: since when the key has needed attention. An attempt that only looks, as a recovery's, and settles
-            nothing, leaves the key as old as it was.
+        waits_since: since when the key has needed attention. An attempt that only looks and settles nothing, such as a
+            recovery's, doesn't change this time.
         late: for keys that contain their creation time. Called with the database's time in seconds since 1970, it
             returns whether a key without a row is too old to be new. If it is set, an expired row is never taken over.
     """
@@ -151,8 +151,8 @@ class InDoubt:
 
     Possible causes:
 
-    * A call has no result, the view has no `reconcile`, and `on_abandoned` is "hold", or is "retry-keyed" but the other
-      system would not recognize the call by its derived key.
+    * A call has no result, the view has no `reconcile`, and `on_abandoned` is "hold", or is "retry-keyed" but the
+      called service would not recognize the call by its derived key.
     * A write has no result, because the project's function ended the transaction itself.
     * The work ended the transaction that claimed the key.
     * The key has leased-mode steps, but the view now runs in atomic mode.
@@ -171,7 +171,7 @@ class InDoubt:
 
     @property
     def choice(self) -> str:
-        """What a developer can do to have the calls in `unkeyed` repeated; empty if there are no such calls."""
+        """Advice for developers on how to have the calls in `unkeyed` repeated. Empty if `unkeyed` is empty."""
         return " ".join(UNKEYED % {"step": step} for step in self.unkeyed)
 
 

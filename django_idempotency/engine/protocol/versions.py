@@ -1,4 +1,4 @@
-"""How can a later version of a rule find two requests equal that an earlier version has stored?
+"""How does a new version of a comparison rule recognize requests that an earlier version has stored?
 
 # Note [Two versions of a fingerprint]
 A release that compares requests differently makes different fingerprints, so a retry that spans the upgrade would be
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
 
 
 class Fingerprint(NamedTuple):
-    """Hashes of one request: by the current version of the rule, and by earlier ones where they differ."""
+    """The hashes of one request: one by the current version of the rule, and any different ones by earlier versions."""
 
     current: bytes
     earlier: tuple[bytes, ...] = ()

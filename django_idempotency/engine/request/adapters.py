@@ -70,7 +70,7 @@ class Adapter:
     def reconciled(self, call: Call, returned: Any) -> Any:
         """Turn what `reconcile` has returned into a response, as `response` does for the view.
 
-        Anything else stays as it is, because `response` would name the view in its error.
+        Any other value is returned unchanged, because the error that `response` raises for it would blame the view.
         """
         return self.response(call, returned) if isinstance(returned, HttpResponseBase) else returned
 

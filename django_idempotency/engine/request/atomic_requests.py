@@ -79,9 +79,9 @@ def as_django_would(request: Any, options: Options | None = None) -> str | None:
 
 
 def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a class-based view's callback that keeps Django's transaction for the whole of each request that passes.
+    """Return a class-based view's callback that keeps Django's transaction for each request that `passes` accepts.
 
-    Access mixins and the class's own `dispatch` run inside it, as they do without the package.
+    Access mixins and the class's own `dispatch` run inside the transaction, as they do without the package.
     """
 
     @wraps(view)
@@ -104,7 +104,7 @@ def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callabl
 
 
 def under_atomic_requests() -> bool:
-    """Return whether any database has ATOMIC_REQUESTS. Most projects have none, and need not look further."""
+    """Return whether any database has ATOMIC_REQUESTS. Most projects have no such database."""
     return any(map(itemgetter("ATOMIC_REQUESTS"), connections.settings.values()))
 
 

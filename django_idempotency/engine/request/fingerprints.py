@@ -11,9 +11,9 @@ that sets upload handlers, therefore needs the `fingerprint=` option.
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
 is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of the names
 nor the whitespace between JSON values affects the fingerprint, and numbers are compared by value, as exactly as the
-view's parser hands them on: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. A string or a
-bool is no number. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have the same fingerprint
-as a file.
+view's parser hands them on: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. Strings and
+bools are not compared as numbers. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have the
+same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 
 @lru_cache(maxsize=16)
 def _kind(content_type: str) -> str:
-    """Return the content type, of which all kinds of JSON are one, such as application/vnd.api+json."""
+    """Return the content type. All kinds of JSON, such as application/vnd.api+json, count as a single one."""
     if content_type == "application/json" or not JSON.fullmatch(content_type) or content_type.endswith(PATCHES):
         return content_type
     return versioned("'application/json'", ascii(content_type))
@@ -185,7 +185,7 @@ def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any
     except exceptions.RequestDataTooBig as error:
         raise Refused(body_too_large()) from error
     except RawPostDataException:
-        raise _consumed() from None  # by other code, before the view
+        raise _consumed() from None  # other code has read it before the view
     _refuse_incomplete(request, stream, empty=not body)
     try:
         return _patched(request, body) if content_type == MULTIPART else _value(content_type, body)
@@ -240,7 +240,7 @@ def _djangos_form(request: HttpRequest) -> Any:
 
 
 def _may_be_form(request: Any) -> bool:
-    """Return whether the body begins like a form. Of JSON or XML, a form's parser would skip most."""
+    """Return whether the body begins like a form. A form parser would skip most of a JSON or XML body."""
     return getattr(request, "_body", b"--").lstrip().startswith(b"--")
 
 
@@ -261,7 +261,8 @@ def _patched(request: HttpRequest, body: bytes) -> Any:
             form = _grouped(fields, files)
     except (*UNREADABLE, LookupError, ValueError) as error:
         raise Unparsable from error
-    # Django finds nothing if the body lacks the boundary, and replaces bytes that are no text, which the view may read.
+    # Django finds no fields if the body lacks the boundary. It replaces bytes that aren't text, although the view may
+    # read them.
     if not form or r"\ufffd" in ascii(form):
         raise Unparsable
     return form
@@ -417,8 +418,8 @@ def _tagged(value: Any) -> Any:
 def selected(value: Any, names: Collection[str], *, form: bool = False) -> Any:
     """Return the chosen fields of a form or a JSON object, or of each object in a list.
 
-    An object with none is kept whole. In a form, the REST framework reads a field `amounts` from `amounts[0]` and
-    `amounts.total`, too, and a list of objects from `[0]amounts`.
+    An object that contains none of them is kept whole. In a form, the parts of a field `amounts` are chosen, too: the
+    REST framework reads it also from `amounts[0]` and `amounts.total`, and reads a list of objects from `[0]amounts`.
     """
     if isinstance(value, list):
         return [selected(item, names, form=form) if isinstance(item, dict) else item for item in value]

@@ -3,8 +3,8 @@
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. Until then the view runs for every request,
 and the client gets its response unchanged. With ATOMIC_REQUESTS, the view runs in one transaction, as it would without
-the package. The key is claimed in a short transaction of its own, and completed in another; if either fails, the error
-is logged, and never reaches the client.
+the package. The key is claimed in a short transaction, and completed in another; if either fails, the error is logged,
+and never reaches the client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
 
 
 def _claim(store: Store, wanted: ClaimRequest) -> object:
-    """Claim the key, unless it has steps from a time when the view was protected. Return `CONTINUED` in that case.
+    """Claim the key, or return `CONTINUED` if the key has steps from a time when the view was protected.
 
     The view doesn't ask for these steps while it is only observed, and completing the key would hide what they did.
     """

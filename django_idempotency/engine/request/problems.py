@@ -298,7 +298,7 @@ def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
     A button on the page sends the form again with the same key. The page doesn't reload itself: a reload would be a
     GET, which returns an empty form with a new key, and a customer who filled it in would order the same goods twice.
     """
-    by_htmx = request.headers.get("HX-Request") == "true"  # htmx 2 accepts anything, and would show the shopper JSON
+    by_htmx = request.headers.get("HX-Request") == "true"  # htmx 2 accepts any type, and would show JSON to the shopper
     if not by_htmx and request.get_preferred_type([JSON, "application/json", "text/html"]) != "text/html":
         return None
     whole = not by_htmx or "HX-Boosted" in request.headers or request.headers.get("HX-Request-Type") == "full"
@@ -319,7 +319,7 @@ def _again(request: HttpRequest) -> list[tuple[str, str]] | None:
     """Return the fields that a page needs in order to resend this form, or None if the form cannot be resent."""
     try:
         if request.method != "POST":
-            return None  # a form can't send another one, and as a POST it would be another request
+            return None  # a form can only send POST, which would be a different request
         if request.META.get("CONTENT_TYPE", "").partition(";")[0] not in FORMS or request.FILES:
             return None
         fields = [(name, value) for name, values in request.POST.lists() for value in values]

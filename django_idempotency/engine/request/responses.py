@@ -63,7 +63,7 @@ def works_later(response: HttpResponseBase) -> bool:
 
 
 def refuse_stream(response: HttpResponseBase, options: Options) -> None:
-    """Raise `IdempotencyConfigurationError` for a body whose work no retry would do again."""
+    """Raise `IdempotencyConfigurationError` if the body does work that no retry would repeat."""
     if options.store_body and response.streaming and works_later(response):
         raise IdempotencyConfigurationError(
             f"The view returned {response!r}, whose body is made after its key is completed. If the client hangs up or "
@@ -79,7 +79,7 @@ def capture(response: HttpResponseBase, options: Options) -> Snapshot:
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
     or a password reset link.
     """
-    # A view may have set a member of an enumeration, which PostgreSQL would get by its name.
+    # The view may have set an enumeration member, which would be sent to PostgreSQL as its name.
     status = int(response.status_code)
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -100,7 +100,7 @@ def _headers(response: HttpResponseBase) -> Headers:
             kept.append((name, value))
         elif lower == "connection":
             connection = value.lower()
-    if connection:  # it names other connection-specific headers
+    if connection:  # `Connection` names other connection-specific headers
         named = {name.strip() for name in connection.split(",")}
         kept = [(name, value) for name, value in kept if name.lower() not in named]
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
@@ -117,12 +117,12 @@ def restore(snapshot: Snapshot) -> HttpResponse:
     reason = headers.pop(REASON, None)
     response = HttpResponse(snapshot.body, status=snapshot.status_code, reason=reason, headers=headers)
     if len(response.headers) > len(headers):
-        del response.headers["Content-Type"]  # Django has added it; the stored response had none
+        del response.headers["Content-Type"]  # the stored response had none; Django has added this one
     for name, value in snapshot.headers:
         if name == "Set-Cookie":
             try:
                 cookie = _cookie(value)
-            except CookieError:  # the view has set the header by hand
+            except CookieError:  # the view has set this header directly, without `set_cookie`
                 response.headers[name] = value
             else:
                 response.cookies[cookie.key] = cookie
@@ -133,7 +133,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def _cookie(stored: str) -> Morsel[str]:
-    """Return the cookie of a `Set-Cookie` header. `SimpleCookie.load` reads only what browsers send: no "/my path"."""
+    """Return a `Set-Cookie` header's cookie. `SimpleCookie.load` reads only what browsers send, so not "/my path"."""
     pair, *attributes = map(str.strip, stored.split(";"))
     name, _, coded = pair.partition("=")
     cookie: Morsel[str] = Morsel()

@@ -12,6 +12,6 @@ def keep_stored_session(request: Any) -> None:
     """Replace a duplicate's session, so that Django doesn't overwrite the first request's changes with older data."""
     loaded = getattr(request, "session", None)
     if isinstance(loaded, SessionBase) and loaded.session_key and not loaded.modified:
-        # A copy, because only the project knows the arguments of its own engine.
+        # The session is copied, because only the project knows which arguments its session engine takes.
         request.session = copy(loaded)
         vars(request.session).pop("_session_cache", None)

@@ -33,7 +33,7 @@ logger = logging.getLogger("django_idempotency")
 
 
 def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpResponseBase:
-    """Call the view without protection. `request.idempotency` has no key, but derives keys from `identity`."""
+    """Call the view without protection. `request.idempotency` has no key, but `derive_key` uses `identity`."""
     _attach_without_key(call, identity)
     view = partial(call.view, *call.args, **call.kwargs)
     return standing_in(as_django_would(call.request), lambda: _told(call, view()))

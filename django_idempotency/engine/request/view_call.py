@@ -51,7 +51,7 @@ class ViewCall(Call, Work[HttpResponseBase]):
         return None if response is None else final_response(self.adapter.reconciled(self, response), self.options)
 
     def may_replay(self) -> bool:
-        """Ask the project's `may_replay`, if there is one. It reads the session as it is stored now."""
+        """Ask the project's `may_replay`, if there is one. The function reads the session as it is stored now."""
         allowed = self.options.may_replay
         if allowed is None:
             return True

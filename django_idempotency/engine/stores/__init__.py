@@ -36,7 +36,7 @@ def alias_for(using: str | None) -> str:
 def store_for(alias: str) -> Store:
     """Return the store for a database alias. The first call may ask the database whether it has the Citus extension.
 
-    Whatever the package asks of a database begins here, so locks that an exception has left held are taken away.
+    Every use of a database begins here, so this is where locks that an exception has left held are removed.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.

@@ -104,7 +104,7 @@ class InnoDBStore(Store):
 
     def look(self, wanted: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
-            return Conflicted()  # it might find a result that is not committed
+            return Conflicted()  # `look` might find an uncommitted result
         return super().look(wanted)
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:

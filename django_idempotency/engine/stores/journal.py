@@ -1,7 +1,7 @@
 """What leased mode stores: a committed claim's lease, and the work's steps.
 
-Only the worker whose attempt number is in the key's row may change either. This rule is the fence. Once another
-worker has taken the key over, everything the old one tries is refused.
+Only the worker whose attempt number is in the key's row may change the lease or the steps. This rule is the fence. Once
+another worker has taken the key over, everything the old one tries is refused.
 
 # Note [Fencing]
 A worker can stall and wake up after its lease has expired. Each of its transactions therefore begins by locking or

@@ -131,14 +131,14 @@ def roll_back(connection: Any, error: DatabaseError) -> bool:
 
 
 def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
-    """Switch the connection to SQL text if a prepared statement is lost or its name is taken. Return True if so."""
+    """If a prepared statement is lost or its name is taken, switch the connection to SQL text and return True."""
     if getattr(error.__cause__, "sqlstate", None) not in LOST or vars(raw)[STATE].name not in ("used", "prepared"):
         return False
     setattr(raw, STATE, TEXT)
     return True
 
 
-# --- when they are sent
+# --- when messages are sent
 
 
 def may_send(connection: Any, status: int) -> bool:
@@ -184,7 +184,7 @@ def _is_original(method: Any) -> bool:
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
 
-# --- how they are sent
+# --- how messages are sent
 
 
 def _send(connection: Any, message: bytes) -> Any:
@@ -226,7 +226,8 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
             answer = POLL()
             answer.register(pgconn.socket, select.POLLIN)
             soon = answer.poll(SOON)
-    # psycopg's `wait` re-raises the exception; after Ctrl-C, it cancels first what may already have been sent.
+    # psycopg's `wait` re-raises the exception; after Ctrl-C, it first cancels the statement that may already have been
+    # sent.
     except BaseException as error:  # noqa: BLE001
         raw.wait(_raising(error))
     if soon:

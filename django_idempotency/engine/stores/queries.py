@@ -2,7 +2,7 @@
 
 Most statements are built once, when they are first used. Databases differ in their INSERT syntax and in how they
 compute times. Less common actions, such as a takeover, go through Django's ORM. Parameters are named: `values_of` and
-`values_of_claim` return them.
+`values_of_claim` return their values.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def as_stored_key(values: Any) -> StoredKey:
         )
     for name in BYTES:
         if (value := row[name]) is not None:
-            # Bytes or a memoryview from a driver, hexadecimal digits from JSON.
+            # A driver returns bytes or a memoryview; JSON contains hexadecimal digits.
             row[name] = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
     for name in TRUTHS:
         row[name] = bool(row[name])

@@ -10,14 +10,14 @@ Outside `body`, sealed text begins with the `enc1:` prefix. No other text stored
 decisions are JSON lists, a step's result is a JSON object, and an error text begins with the name of a Python class or
 a sentence from this package.
 
-A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. A body
-therefore has no prefix of its own. The headers and the body are always written by the same statement: if the headers
-are sealed, so is the body.
+A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. A body is
+therefore sealed without a prefix. The headers and the body are always written by the same statement: if the headers are
+sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM. Its associated data identifies where text is stored, so that the text can be decrypted only
-there. Otherwise, anyone who can write to the database could copy another user's response into a row of their own, and
-receive it on their next retry.
+The cipher is AES-256-GCM. The associated data of each text identifies where text is stored, so that the text can be
+decrypted only there. Otherwise, anyone who can write to the database could copy another user's response into their own
+row, and receive it on their next retry.
 
 The place consists of the column's name and the row's two hashes, which depend on the key, the caller and the operation.
 For a step, it also includes the step's name. A response is also bound to the status code and the fingerprint of its
@@ -81,7 +81,8 @@ def is_sealed(stored: str | None) -> bool:
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact) -> tuple[str | None, bytes | None]:
     """Return a response's headers and body in the form to be stored: sealed, if there are encryption keys."""
-    # A JSON list in ASCII, which keeps their order, unlike an object in jsonb. An encoder takes three times as long.
+    # A JSON list in ASCII keeps the headers' order, unlike an object in jsonb. A `JSONEncoder` takes three times as
+    # long.
     headers = f"[{','.join([f'[{as_json(name)},{as_json(value)}]' for name, value in snapshot.headers])}]"
     body = snapshot.body
     if not (ciphers := _ciphers()):
@@ -92,7 +93,7 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact
 
 
 def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyKey, *more: Fact) -> Snapshot:
-    """Return a row's stored response. `of` holds the hashes that it was sealed with.
+    """Return a row's stored response. `of` contains the hashes with which the response was sealed.
 
     Raises `NotDecryptable`.
     """

@@ -7,12 +7,12 @@ In that case, only the worst one is shown; `STATES` lists the states from worst 
 # Note [Which index finds a state]
 A partial index is used only for queries that include its condition, in this case that a certain column is set.
 `last_error` is set for failed keys, and `locked_until` for keys with a lease. Failed keys whose steps took effect or
-are in doubt also have an `attention_at`. They are in the same index as the other failed keys, but ahead of them.
-These partial indexes hold only a handful of rows, however large the table is. None of them mentions `status` or a
+are in doubt also have an `attention_at`. They are in the same index as the other failed keys, but ahead of them. These
+partial indexes hold only a handful of rows, however large the table is. None of these indexes mentions `status` or a
 counter. Otherwise, completing an atomic key, or starting and finishing a step, could no longer be a HOT update in
 PostgreSQL, that is, one that touches no index.
 
-Claims that were committed without a lease have no index of their own, because such an index would change at every
+No index contains only the claims that were committed without a lease, because such an index would change at every
 completion. The index on `expires_at` finds such a claim once its `ttl` is up; few other rows are that old, because the
 cleanup deletes them. Even before then, every retry is refused. See Note [A committed claim without a lease].
 """
@@ -116,7 +116,7 @@ class Seen:
 
     @property
     def state(self) -> State:
-        """The key's worst state, except "expired": such a key is also completed or failed."""
+        """The key's worst state. An expired key counts as "completed" or "failed" here."""
         return next(state for state in STATES.values() if state.fits and state.fits(self))
 
 

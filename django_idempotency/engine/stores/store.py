@@ -257,7 +257,7 @@ class Store(ABC):
         return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
 
     def read(self, seconds: float, work: Callable[[], T]) -> T:
-        """Do the work, each of whose statements reads for at most `seconds`, including its wait for locks.
+        """Do the work. Each of its statements may read for at most `seconds`, including its wait for locks.
 
         SQLite's readers wait only as long as the connection's `timeout`.
         """
@@ -281,7 +281,7 @@ class Store(ABC):
     def _insert(self, wanted: ClaimRequest) -> int | Known | None:
         """Insert a row and return its id, or None if the key is already stored or another request is inserting it.
 
-        A store whose INSERT reads the stored row may return what that means for a duplicate.
+        A store whose INSERT also reads the stored row may return a duplicate's outcome instead.
         """
 
     def _read(self, wanted: ClaimRequest) -> StoredKey | None:
@@ -384,7 +384,8 @@ class Store(ABC):
             attention_at=None,
             updated_at=Clock(),
             policy=wanted.policy,
-            # A recovery isn't named: a person asks whether the worker that made the calls is dead.
+            # A recovery doesn't replace the worker's name: a person wants to know whether the worker that made the
+            # calls is dead.
             worker=F("worker") if wanted.known_only else values_of(wanted)["worker"],
             expires_at=Clock(plus=wanted.ttl),
             locked_until=None if wanted.lease is None else Clock(plus=wanted.lease),

@@ -12,9 +12,9 @@ description from before the block, and asks the driver whether a transaction is 
 stacks to what they were. If that fails, or if another exception strikes meanwhile, it gives the connection up: it is
 closed, or, inside the caller's `atomic()` block, nothing in that block can be committed any more.
 
-There are two more reasons. If an exception strikes before COMMIT or ROLLBACK is sent, `Atomic.__exit__` switches
-autocommit on all the same. SQLite, MySQL and MariaDB then commit what was to be rolled back; psycopg refuses, and its
-`ProgrammingError` takes the place of the exception.
+There are two more reasons not to use `Atomic.__exit__`. If an exception strikes before COMMIT or ROLLBACK is sent, it
+still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to be rolled back; psycopg refuses, and its
+`ProgrammingError` replaces the exception that struck.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Before(NamedTuple):
             tuple(connection.atomic_blocks),
             tuple(connection.savepoint_ids),
             connection.in_atomic_block,
-            # Django knows it only once it is connected.
+            # Django knows the connection's autocommit only once it is connected.
             connection.settings_dict["AUTOCOMMIT"] if raw is None else connection.autocommit,
             connection.run_commit_hooks_on_set_autocommit_on,
             raw is None or connection.in_atomic_block or IDLE[connection.vendor](raw),
@@ -83,14 +83,14 @@ class Before(NamedTuple):
 
 
 class Transaction:
-    """A transaction of ours. Inside the caller's, or with autocommit off, it is a savepoint.
+    """A transaction of ours. Inside the caller's transaction, or with autocommit off, it is a savepoint.
 
     See Note [An exception at any moment].
 
     Attributes:
         connection: this thread's connection.
         before: its description from before the transaction began.
-        is_outermost: whether this is a transaction of its own.
+        is_outermost: whether this is a separate transaction, not a savepoint.
         is_alone: the same, but a `TestCase`'s transaction does not count.
         block: the `atomic()` block, from just before it begins until after it has ended.
         has_begun: whether anything may have been done in the block.
@@ -232,7 +232,7 @@ class Transaction:
         del blocks[len(before.blocks) :], savepoints[count:]
         lost = connection.connection is not before.raw or connection.closed_in_transaction or _is_stuck(connection)
         if savepoint is None and not (self.has_begun or lost) and self.is_in_a_test() and self._is_unbroken():
-            return  # nothing has begun, and the next request of the test has to work
+            return  # no transaction has begun, and the test's next request must work
         if savepoint is None or lost:
             self._doom()
             return
@@ -280,7 +280,7 @@ def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
         return work()
     own = Transaction(connections[alias])
     if how.get("durable") and own.before.blocks and not own.is_in_a_test():
-        # Django would notice only once the block is being entered.
+        # Django would notice this only while it enters the block.
         raise RuntimeError("A durable atomic block cannot be nested within another atomic block.")
 
     def run() -> T:
@@ -310,7 +310,8 @@ def opened(connection: Any) -> None:
 def give_up(connection: Any) -> None:
     """Close a connection about whose transaction Django, the driver and the server may disagree.
 
-    The next query opens another one. Until then, Django itself would still count the blocks.
+    The next query opens another connection. Django's stacks of blocks are reset now, because Django itself would do so
+    only then.
     """
     connection.closed_in_transaction = connection.needs_rollback = False
     _replace_held_lock(connection)
@@ -324,9 +325,9 @@ def give_up(connection: Any) -> None:
 
 
 def without_held_locks(connection: Any) -> None:
-    """Take locks away that an exception has left held between two requests, in a query outside our transactions.
+    """Remove locks that an exception has left held, in a query outside our transactions, between two requests.
 
-    Each query would wait for them forever.
+    Otherwise, every later query would wait for them forever.
     """
     _replace_held_lock(connection)
     if _is_stuck(connection):
@@ -339,7 +340,7 @@ def _forget_blocks(connection: Any) -> None:
 
 
 def _is_stuck(connection: Any) -> bool:
-    """Whether psycopg would wait forever for a lock of its own.
+    """Whether psycopg would wait forever for its own lock.
 
     In Python 3.14, an exception can strike just after a `with` statement has taken a lock. The lock is then never
     released.
@@ -351,15 +352,15 @@ def _is_stuck(connection: Any) -> bool:
 def _replace_held_lock(connection: Any) -> None:
     """Replace the lock with which Django asks, before each query, whether threads share the connection.
 
-    It can be left held as psycopg's can, and every later query would wait for it. Nobody else holds it for longer than
-    an addition takes.
+    Like psycopg's lock, this one can be left held, and every later query would then wait for it. Other threads hold it
+    only for the moment that an addition takes.
     """
     if connection._thread_sharing_lock.locked():
         connection._thread_sharing_lock = Lock()
 
 
 def _close_stuck(connection: Any) -> None:
-    """Close it; in a block of the caller's, Django then lets nothing more be done."""
+    """Close the connection. Inside the caller's block, Django then refuses all further queries."""
     _cut_off(connection)
     connection.close()
 

@@ -42,11 +42,11 @@ class Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def cut_off(self) -> None:
-        """Shut down connections that are too old or too many. A timeout would not end one that sends byte by byte."""
+        """Shut down connections that are too old or too many. A timeout would not end a client that sends slowly."""
         connections = list(self.opened.items())
         for number, (connection, since) in enumerate(connections):
             if number < len(connections) - MOST or time.monotonic() - since > PATIENCE:
-                with suppress(OSError):  # it has ended by itself
+                with suppress(OSError):  # the connection has already ended
                     connection.shutdown(SHUT_RDWR)
 
 

@@ -247,7 +247,7 @@ def _line(key: Facts) -> str:
 
 
 def _doubt(key: Facts, step: IdempotencyStep) -> str:
-    """The step's name and, if each start of the call was asked to carry it, the derived key to look for."""
+    """The step's name and, if the view requested the derived key before each start of the call, that key."""
     if step.kind != IdempotencyStep.Kind.CALL or not step.keyed:
         return str(step.name)
     row = key.row

@@ -20,7 +20,8 @@ CLIENTS = ("application", "client")
 
 
 def verified(handed: HandedOn) -> Verified:
-    """Return the client of a token's row that an authenticator has handed on and, without a user, the row's user.
+    """Return the client of the token's row that an authenticator has returned and, if it returned no user, the row's
+    user.
 
     Raises:
         IdempotencyConfigurationError: the access token belongs to neither a client nor a user.
@@ -59,7 +60,7 @@ def belongs_to(row: Model, user: Any) -> bool:
 
 
 def is_access_token(row: Any) -> bool:
-    """Return whether a row is an instance of an OAuth package's model of access tokens, or of one derived from it."""
+    """Return whether a row is an instance of an OAuth package's model of access tokens, or of a subclass of one."""
     return any((base.__module__, base.__name__) in KINDS for base in row.__class__.__mro__)
 
 

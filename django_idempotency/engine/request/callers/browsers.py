@@ -1,4 +1,4 @@
-"""Which browser sent a request that carries no credential? Its CSRF secret says so, or its session's cookie."""
+"""Which browser sent a request that carries no credential? Its CSRF secret or its session cookie tells."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from django.contrib.sessions.backends import signed_cookies
 
 
 def sent_cookies(request: Any) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of what tells a browser from others, if there is anything."""
+    """Yield the name and value of a secret that distinguishes this browser from others, if it sent one."""
     if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
         yield "csrf", secret
-    # The cookie that the client sent, not the key of `request.session`: if the response that sets a new cookie
-    # is lost, the retry carries the old one.
+    # This uses the cookie that the client sent, not the key of `request.session`: if the response that sets a new
+    # cookie is lost, the retry carries the old one.
     elif session := request.COOKIES.get(settings.SESSION_COOKIE_NAME):
         engine = import_module(settings.SESSION_ENGINE)
         # A signed cookie contains the session's data, and changes with it.

@@ -33,7 +33,7 @@ ACCESS_TOKEN = "access_token"  # nosec B105  # noqa: S105 (a name)
 
 
 def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
-    """Return the value of each credential that was sent by its name, without placeholders.
+    """Return a dict that maps the name of each credential that was sent to its value, without placeholders.
 
     Args:
         refuse: whether to refuse an `Authorization` header whose value may change, instead of ignoring it.

@@ -1,7 +1,7 @@
 """What do the claims of JSON Web Tokens (RFC 7519) say about the caller?
 
-Claims that an authenticator hands on have been verified. Those of a token that was merely sent may be forged: they can
-tell two requests apart, and no more.
+Claims that an authenticator hands on have been verified. The claims of a token that was merely sent may be forged, so
+they serve only to tell two requests apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RENEWED = frozenset(
     {
         *("exp", "iat", "nbf", "jti", "auth_time", "nonce", "at_hash", "c_hash", "s_hash"),  # RFC 7519, OpenID Connect
         *("sid", "session_state", "session_id"),  # OpenID Connect, Keycloak
-        *("acr", "amr", "updated_at"),  # how and when the user has logged in or changed the profile
+        *("acr", "amr", "updated_at"),  # how the user logged in, and when the profile changed
         *("orig_iat", "origin_jti", "event_id"),  # Django REST framework JWT, Cognito
         *("aio", "rh", "uti", "xms_ftd"),  # Microsoft Entra ID
     }
@@ -47,13 +47,13 @@ RENEWAL = (
 
 
 def verified(handed: HandedOn) -> Verified:
-    """Return what the claims that were handed on say: a client, an issuer or, without a user, the account."""
+    """Return the client and issuer from the claims that were handed on or, without a user, the account."""
     claims = claims_of(handed.token)
     if handed.user is None:
         return NOTHING if claims is None else Verified(account=_account(claims, handed.authenticator))
     stranger = not in_a_table(handed.user)
     if claims is None and stranger:
-        claims = claims_of(getattr(handed.user, "token", None))  # such as that of a `TokenUser`
+        claims = claims_of(getattr(handed.user, "token", None))  # such as the token of a `TokenUser`
     if claims is None:
         return NOTHING
     client, issuer = _client(claims), claims.get("iss")
@@ -90,7 +90,7 @@ def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
         if not any(_client(claims) for claims in tokens):  # a renewed token names the same client
             others.append((f"sent {name}", str([*map(_steady, tokens)]) if tokens else value))
     if logged_in(request, handed.user):
-        others.append(("session", ""))  # not which: a session's cookie may hold data that changes
+        others.append(("session", ""))  # without its cookie, which may contain data that changes
     return sent([*names, *others])
 
 
@@ -109,7 +109,7 @@ def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
     for separator in ',;"':
         text = text.replace(separator, " ")
     for piece in text.split():
-        # A header, the claims, a signature. A JSON object in Base64 begins with "e".
+        # A JWT consists of a header, the claims and a signature. A JSON object in Base64 begins with "e".
         for segment in piece.split(".")[1:-1]:
             if segment.startswith("e") and isinstance(found := _decoded(segment), Mapping):
                 yield found
@@ -146,9 +146,9 @@ def _client(claims: Mapping[str, Any]) -> str | None:
 
 
 def _account(claims: Mapping[str, Any], authenticator: str) -> str | None:
-    """Return an account made of the claims that stay when the token is renewed, or None if they name no subject.
+    """Return an account made of the claims that stay when the token is renewed, or None without a subject.
 
-    A tenant, an organisation, an audience or an actor in the claims is part of it.
+    A tenant, an organisation, an audience or an actor in the claims is part of the account.
     """
     subject = next((str(claims[name]) for name in SUBJECTS if claims.get(name) not in (None, "")), None)
     if subject is None:
@@ -158,7 +158,7 @@ def _account(claims: Mapping[str, Any], authenticator: str) -> str | None:
 
 
 def _steady(claims: Mapping[str, Any]) -> str:
-    """Return the claims that stay when a token is renewed as a text that doesn't depend on any order."""
+    """Return the claims that stay when a token is renewed as text that is the same in any order."""
     return _text({str(name): value for name, value in claims.items() if name not in RENEWED})
 
 

@@ -1,6 +1,6 @@
-"""Which application of django-oauth-toolkit acts for the user, if no authenticator hands on its token?
+"""Which application of django-oauth-toolkit acts for the user, if no authenticator returns the token?
 
-The toolkit's own check answers this. It is imported only in projects that have it installed.
+The toolkit's own check answers this. The toolkit is imported only in projects that have it installed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .parts import NOTHING, HandedOn, Verified
 
 
 def may_know(request: Any) -> bool:
-    """Return whether the toolkit is there at all, or a token that its middleware would have found."""
+    """Return whether the toolkit is installed, or the request has a token like the one that its middleware sets."""
     return apps.is_installed("oauth2_provider") or hasattr(request, "access_token")
 
 
 def verified(request: Any, handed: HandedOn) -> Verified:
     """Return the client of the access token with which the user was authenticated, or of a token without a user."""
-    row = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware, which checks no date
+    row = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware, which doesn't check the expiry
     if isinstance(row, Model) and belongs_to(row, handed.user) and not getattr(row, "is_expired", bool)():
         return Verified(client=client_of(row))
     scheme = request.META.get("HTTP_AUTHORIZATION", "").split()[:1]
@@ -33,5 +33,5 @@ def verified(request: Any, handed: HandedOn) -> Verified:
     backends = import_module("oauth2_provider.oauth2_backends")
     _, checked = backends.get_oauthlib_core().verify_request(request, scopes=[])
     row = getattr(checked, "access_token", None)
-    # A token of somebody else beside a session says nothing about who acts for the session's user.
+    # If a session's request carries another user's token, the token doesn't say who acts for the session's user.
     return Verified(client=client_of(row)) if isinstance(row, Model) and belongs_to(row, handed.user) else NOTHING

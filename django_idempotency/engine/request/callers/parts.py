@@ -20,7 +20,7 @@ SAFE = ":/.@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOn:
-    """What the authentication of a request hands on: values that the sources of identity read.
+    """The results of a request's authentication, which the sources of identity read.
 
     Attributes:
         user: the authenticated user, or None.
@@ -40,9 +40,9 @@ class Verified:
     Attributes:
         account: a user, a token's subject or owner, or a model instance.
         client: the client that acts for the account, or for itself.
-        issuer: the issuer of a token, for an account that is in no table.
-        claims_known: whether the claims of a token have been handed on, so that one without an issuer is known to have
-            none.
+        issuer: the issuer of a token, for an account without a row in the database.
+        claims_known: whether an authenticator has returned the claims of a token. A token without an issuer is then
+            known to have none.
     """
 
     account: str | None = None
@@ -51,7 +51,7 @@ class Verified:
     claims_known: bool = False
 
     def beside(self, other: Verified) -> Verified:
-        """Return both. Where they say the same, this one counts."""
+        """Return both combined. Where both have a value, the value of `self` is used."""
         if other is NOTHING:
             return self
         return Verified(

@@ -32,7 +32,7 @@ def handed_on(request: Any) -> HandedOn:
 
 
 def verified(request: Any, handed: HandedOn) -> Verified:
-    """Return what the sources have verified. Those that can know nothing about this request are not asked."""
+    """Return what the sources have verified. Sources that can't know anything about this request are skipped."""
     user, token = handed.user, handed.token
     acts_for_somebody = user is not None or hasattr(request, "resource_owner")
     if token is None and not acts_for_somebody:
@@ -41,7 +41,7 @@ def verified(request: Any, handed: HandedOn) -> Verified:
     if token is not None:
         known = known.beside(access_tokens.verified(handed)).beside(jwts.verified(handed))
     elif user is not None and not in_a_table(user):
-        known = known.beside(jwts.verified(handed))  # such a user may hold the token itself
+        known = known.beside(jwts.verified(handed))  # a user object without a row may contain the token
     if acts_for_somebody and not known.client and oauth_toolkit.may_know(request):
         known = known.beside(oauth_toolkit.verified(request, handed))
     if token is not None and not (known.account or known.client):
@@ -88,11 +88,11 @@ def scope_of(
     if options.scope is None or default:
         handed = handed_on(request)
         known = verified(request, handed)
-        if not (known.account or known.client):  # nor is there a user, beside whom the claims of a token would count
+        if not (known.account or known.client):  # without a user, unverified claims don't count
             return _claimed(request, options)
         return scope_text(known, jwts.claimed(request, handed, known))
     before = _asked_for.get()
-    try:  # with a token for `reset`, an exception could strike before there is one
+    try:  # not `reset`: an exception could strike before its token is assigned
         _asked_for.set(options)
         scope = options.scope(request)
     finally:
@@ -103,7 +103,7 @@ def scope_of(
 
 
 def project_scope(request: Any, handed_on: Callable[[Any], HandedOn], *, default: bool) -> str:
-    """Return the scope of a request to a protected view that has no `scope=` of its own.
+    """Return the scope of a request to a protected view that does not set `scope=`.
 
     Inside a `scope=` function, the endpoint's `anonymous` option applies; elsewhere, the project-wide one does.
 
@@ -125,7 +125,7 @@ def project_scope(request: Any, handed_on: Callable[[Any], HandedOn], *, default
 
 
 def advise_of_renewal(request: Any, operation: str, scope: str, options: Options) -> None:
-    """Log once for each operation that a renewed token will be another caller."""
+    """Log, once for each operation, that a client with a renewed token will be a different caller."""
     by_header = options.scope is None and scope.startswith("authorization")
     if by_header and jwts.expires_within(request, options.ttl_seconds):
         advise(operation, jwts.RENEWAL)

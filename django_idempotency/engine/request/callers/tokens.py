@@ -1,4 +1,4 @@
-"""Which caller is a text or an object that an authenticator has handed on, if there is no user?"""
+"""Which caller does a text or an object from an authenticator stand for, if there is no user?"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def user_of(request: Any) -> Any:
     auser = getattr(request, "auser", None)
     if auser is None or getattr(getattr(auser, "func", None), "__module__", "") == DJANGO_AUSER:
         return None
-    # An asynchronous middleware may set only this, and `login_required` uses only this for an `async def` view.
+    # An asynchronous middleware may set only `auser`, and for an `async def` view, `login_required` uses only `auser`.
     user = synchronous(auser)()
     return user if is_authenticated(user) else None
 
@@ -70,7 +70,7 @@ def scope_of_user(user: Any) -> str:
 
 
 def in_a_table(user: Any) -> bool:
-    """Return whether a user is a row. A user who is not is known to the issuer of a token, or to another server."""
+    """Return whether a user is a row. Any other user is known only to the issuer of a token, or to another server."""
     return isinstance(user, Model)
 
 
