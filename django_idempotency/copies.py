@@ -1,7 +1,7 @@
 """Say whether your copies of this package's files are old: `python -m django_idempotency.copies ops/alerts.yml`.
 
-Alerts, dashboards and clients are files that you copy and adapt. Each names its revision in a comment, which a copy
-keeps. Run this in your CI, with the paths of your copies.
+Alerts, dashboards and clients are files that you copy and adapt. A comment in each of them names
+its revision, also in your copy. Run this in your CI, with the paths of your copies.
 """
 
 from __future__ import annotations

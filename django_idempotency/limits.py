@@ -1,7 +1,7 @@
 """Was an exception raised into the code from outside, as a time limit or a cancellation is?
 
-Code that ignores errors, or takes them for a server that doesn't answer, must not do so with such an exception: the
-process would go on as if there were no limit.
+Code that ignores errors, or treats them as a server that doesn't answer, must let such an exception pass. Otherwise,
+the process would go on as if there were no limit.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Answers(NamedTuple):
     def methods(self) -> list[str]:
         """Return the methods to list.
 
-        For a view that declares no methods, these are the protected ones, or "ANY" if it is unprotected.
+        If the view declares no methods, the protected methods are listed, or "ANY" if the view is unprotected.
         """
         if self.method is not None:
             return [self.method]

@@ -1,4 +1,4 @@
-"""Convert the text that a person has entered to a step's result or a key's response, if the text is valid."""
+"""Convert entered text into a step's result or a key's response, if the text is valid."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def entered_answer(status: int, body: str) -> Snapshot:
 def result_of(
     value: Any, *, using: str, envelope: bool = False, allowed: Callable[[type[Model]], bool] = lambda model: True
 ) -> Any:
-    """Convert the JSON value that a person has entered to a step's result.
+    """Convert an entered JSON value into a step's result.
 
     Args:
         value: what `json_value` returned. A JSON object with a model and a primary key stands for that row.

@@ -151,8 +151,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
     """Copy a Django client with its cookies. Other clients are returned as they are.
 
     A retry must send the same cookies as the first request, because a real client that retries has received neither the
-    first response nor its cookies. With `raises=False`, the copy does not raise exceptions from views, because a client
-    would also raise exceptions from views that run in other threads.
+    first response nor its cookies. With `raises=False`, the copy does not raise the exceptions of views: it would also
+    raise those of views that run in other threads.
     """
     if not isinstance(client, Client):
         return client

@@ -254,7 +254,7 @@ def has_handlers(cls: Any) -> bool:
 
 
 def answers_in_dispatch(cls: Any) -> bool:
-    """Return whether the class answers each method in a `dispatch` of its own, as GraphQL views do."""
+    """Return whether the class has its own `dispatch` that answers each method, as GraphQL views do."""
     return not has_handlers(cls) and innermost(cls.dispatch) is not View.dispatch
 
 

@@ -63,7 +63,7 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return the name of the code below `idempotent` that checks the caller, followed by advice.
+    """Return the name of the code below `idempotent` that checks the caller, then advice.
 
     Returns None if there is no such code.
     """
@@ -124,7 +124,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return the name of the code that a decorated `dispatch` calls to check the caller, followed by advice.
+    """Return the name of the code that a decorated `dispatch` calls to check the caller, then advice.
 
     Returns None if there is no such code.
 

@@ -65,7 +65,7 @@ def number(text: str, earlier: str | None = None) -> Versioned:
 def exact(text: str) -> str:
     """Return the one form that all numbers of the same value share: 1.50 and 15e-1 become 1.5.
 
-    It works on the digits, because floats and contexts of `decimal` round, and expanding an exponent takes memory.
+    It works on the digits, because floats and `decimal` contexts round values, and expanding an exponent takes memory.
     """
     match = _NUMBER.fullmatch(text)
     if match is None:

@@ -80,7 +80,7 @@ Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
 class KeptStep(NamedTuple):
-    """A stored step, as seen by an attempt. A finished call without a result has lost its value."""
+    """A stored step, as seen by an attempt. If a finished call has no result, its value is lost."""
 
     kind: str
     finished: bool

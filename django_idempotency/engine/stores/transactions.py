@@ -152,7 +152,7 @@ class Transaction:
     def end(self) -> None:
         """Commit, or release the savepoint. If Django has noted that it must be rolled back, do that instead.
 
-        After any code of the project, call `refuse_if_torn` first.
+        Call `refuse_if_torn` whenever the project's code has run.
         """
         connection = self.connection
         if connection.needs_rollback:

@@ -33,7 +33,7 @@ ACCESS_TOKEN = "access_token"  # nosec B105  # noqa: S105 (a name)
 
 
 def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
-    """Return a dict that maps the name of each credential that was sent to its value, without placeholders.
+    """Return the credentials that were sent, by name. Placeholders are left out.
 
     Args:
         refuse: whether to refuse an `Authorization` header whose value may change, instead of ignoring it.

@@ -116,7 +116,7 @@ def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def expires_within(request: Any, seconds: float) -> bool:
-    """Return whether a JWT in the `Authorization` header expires within so many seconds."""
+    """Return whether a JWT in the `Authorization` header expires within the given number of seconds."""
     expiries = (claims.get("exp") for claims in tokens_in(request.META.get("HTTP_AUTHORIZATION", "")))
     return any(isinstance(expiry, (int, float)) and expiry - time() < seconds for expiry in expiries)
 

@@ -17,7 +17,7 @@ from .parts import NOTHING, HandedOn, Verified
 
 
 def may_know(request: Any) -> bool:
-    """Return whether the toolkit is installed, or the request has a token like the one that its middleware sets."""
+    """Return whether the toolkit is installed or the request has a token as the toolkit's middleware sets it."""
     return apps.is_installed("oauth2_provider") or hasattr(request, "access_token")
 
 
