@@ -108,7 +108,7 @@ def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
 
 def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
     """Decrypt text for the trail. If its encryption key is missing, the text stays encrypted, in case the key is found
-    later. A decision is based at the called service's records, so it doesn't need the text.
+    later. A decision is based on the called service's records, so it doesn't need the text.
     """
     try:
         return unseal(row, column, stored, *step)
