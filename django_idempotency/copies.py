@@ -41,15 +41,19 @@ def judge(path: Path) -> tuple[str, bool]:
     return f"is revision {revision} of {name}", True
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each path. Return 0 if all copies are of this release, otherwise 1."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m django_idempotency.copies",
         description=__doc__,
         epilog="The exit status is 0 if all copies are of this release, otherwise 1.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a copy")
-    told = [(path, *judge(path)) for path in parser.parse_args(arguments).paths]
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line for each path. Return 0 if all copies are of this release, otherwise 1."""
+    told = [(path, *judge(path)) for path in _parser().parse_args(arguments).paths]
     sys.stdout.writelines(f"{path} {what}.\n" for path, what, _ in told)
     return 0 if all(current for _, _, current in told) else 1
 

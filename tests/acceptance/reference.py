@@ -368,7 +368,8 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def main() -> None:
+def set_up() -> None:
+    """Django, with what the package's modules import."""
     import django
     from django.conf import settings
 
@@ -376,6 +377,10 @@ def main() -> None:
     apps = [*(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes")), "django_idempotency"]
     settings.configure(INSTALLED_APPS=apps, DATABASES={"default": database})
     django.setup()
+
+
+def main() -> None:
+    set_up()
     for page, parts in pages().items():
         (DOCS / page).write_text(updated(page, parts))
 
