@@ -112,10 +112,10 @@ def check_databases(databases: Sequence[str]) -> Iterator[CheckMessage]:
             yield Error(str(error), id="django_idempotency.E004")
         else:
             # There is no table before the first migration. Invalid options are reported by E007.
-            found: list[CheckMessage] = []
+            messages: list[CheckMessage] = []
             with suppress(DatabaseError, IdempotencyConfigurationError):
-                found = atomically(alias, lambda: [*_check_operations(alias), *_check_decryption(alias)])  # noqa: B023
-            yield from found
+                messages = atomically(alias, lambda: [*_check_operations(alias), *_check_decryption(alias)])  # noqa: B023
+            yield from messages
 
 
 def _check_operations(alias: str) -> Iterator[CheckMessage]:
@@ -162,13 +162,13 @@ def check_backends() -> Iterator[CheckMessage]:
 def check_urls() -> Iterator[CheckMessage]:
     """Check each protected route's options, and check that authentication runs before the protection."""
     declared, contradictory = _declared()
-    found = {
+    problems_by_id = {
         "django_idempotency.E006": (problem for callback in _callbacks() for problem in misplaced(callback)),
         "django_idempotency.E007": contradictory,
         "django_idempotency.E012": (problem for callback in _callbacks() for problem in _misspelled(callback)),
         "django_idempotency.E017": _without_effect(declared),
     }
-    for id_, problems in found.items():
+    for id_, problems in problems_by_id.items():
         yield from (Error(problem, id=id_) for problem in sorted({*problems}))
     short = {f"{answers.view}: ttl={options.ttl!r}" for answers, options in declared if options.outlived_by_gateways}
     for place in sorted(short):
@@ -209,9 +209,9 @@ def _check_callers() -> Iterator[CheckMessage]:
         if options.scope is None:
             target = cast(Declaration, answers.declaration).target
             authenticators = authenticators_of(callback, target)
-            refused |= {(answers.view, *found) for found in strangers(authenticators)}
+            refused |= {(answers.view, *stranger) for stranger in strangers(authenticators)}
             if not authenticators:
-                renewed |= {(answers.view, found) for found in bare_token_checks(callback)}
+                renewed |= {(answers.view, stranger) for stranger in bare_token_checks(callback)}
     for view, authenticator, user in sorted(refused):
         yield Warning(
             f"{view}: {authenticator} checks a JWT and returns {user}, who is in no table, without the token. User 17 "
@@ -269,14 +269,14 @@ def _shared_operations(protected: Sequence[tuple[Answers, Options]]) -> Iterator
 def check_switches() -> Iterator[CheckMessage]:
     """Report each temporary switch that is in effect, in case it has been forgotten."""
     conf, observe = get_settings(), resolve().observe
-    found = {
+    switches = {
         "IDEMPOTENCY['ENABLED'] is False: no request is protected, and each retry runs again.": not conf.enabled,
         "IDEMPOTENCY['OBSERVE'] is True: each retry runs again.": observe,
         "IDEMPOTENCY['PAUSED'] is True: every request to a protected endpoint gets 503.": conf.paused is True,
     }
     views = {answers.view for answers, options in _declared()[0] if options.observe and not observe}
-    found |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
-    yield from (Warning(message, id="django_idempotency.W014") for message, applies in found.items() if applies)
+    switches |= {f"{view} has observe=True: each retry runs again.": True for view in sorted(views)}
+    yield from (Warning(message, id="django_idempotency.W014") for message, applies in switches.items() if applies)
 
 
 def _misspelled(callback: Any) -> Iterator[str]:

@@ -34,14 +34,14 @@ def limit_in(error: BaseException | None, handled: BaseException | None) -> Base
         handled: `sys.exception()` from before the library was called. Whatever caused this exception is no longer
             relevant.
     """
-    found: BaseException | None = None
+    limit: BaseException | None = None
     seen: list[BaseException] = []  # `raise … from` can tie a loop
     while error is not None and error is not handled and error not in seen:
         if is_limit(error):
-            found = error  # the last match: urllib3's own error has the traceback of the limit that it caught
+            limit = error  # the last match: urllib3's own error has the traceback of the limit that it caught
         seen.append(error)
         error = error.__context__ or error.__cause__
-    return found
+    return limit
 
 
 def _handlers() -> Iterator[CodeType]:

@@ -196,8 +196,8 @@ def _values(alias: str) -> dict[str, float]:
     keys, values = IdempotencyKey.objects.using(alias), dict[str, float]()
     for name, (condition, _) in GAUGED.items():
         since = F("created_at") if name == IN_FLIGHT.name else WAITS_SINCE
-        found = keys.filter(condition).aggregate(count=Count("pk"), oldest=Min(since), now=Max(Clock()))
-        values |= {name: found["count"], f"oldest_{name}_seconds": _seconds(found["oldest"], found["now"])}
+        total = keys.filter(condition).aggregate(count=Count("pk"), oldest=Min(since), now=Max(Clock()))
+        values |= {name: total["count"], f"oldest_{name}_seconds": _seconds(total["oldest"], total["now"])}
     due = keys.filter(EXPIRED.condition).order_by("expires_at").values_list("expires_at", Clock()).first()
     values["cleanup_lag_seconds"] = _seconds(*(due or (None, None)))
     newest = keys.aggregate(newest=Max("pk"))["newest"] or 0

@@ -29,10 +29,10 @@ def a_claim(**changes: Any) -> ClaimRequest:
     return replace(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=60), **changes)
 
 
-def claim_and_commit(store: Store, wanted: ClaimRequest) -> ClaimOutcome:
+def claim_and_commit(store: Store, request: ClaimRequest) -> ClaimOutcome:
     """A claim in a transaction of its own, as leased mode makes it."""
     with transaction.atomic(using=store.alias):
-        return store.claim(wanted)
+        return store.claim(request)
 
 
 def expire() -> None:

@@ -62,11 +62,11 @@ class BoundedChangeList(ChangeList):
         Unless the keys are filtered by a state that has an index, a filter covers only the latest 100,000 keys.
         A search covers all keys, because it uses indexes.
         """
-        found = super().get_queryset(request, exclude_parameters)
+        keys = super().get_queryset(request, exclude_parameters)
         if self._by_index:
-            ids = overview.find(self._state, found)
-            return found.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
-        return overview.latest(found, overview.FILTERED) if self.has_active_filters and not self.query else found
+            ids = overview.find(self._state, keys)
+            return keys.filter(pk__in=ids[: overview.LISTED] if self._oldest_first else ids[-overview.LISTED :])
+        return overview.latest(keys, overview.FILTERED) if self.has_active_filters and not self.query else keys
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -129,10 +129,10 @@ class OperationFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
         recent = overview.latest(model_admin.get_queryset(request), overview.LISTED).order_by()
-        found = set(recent.values_list("operation", flat=True).distinct())
+        operations = set(recent.values_list("operation", flat=True).distinct())
         if (chosen := request.GET.get(self.parameter_name)) is not None:
-            found.add(chosen)
-        return [(operation, readable_operation(operation)) for operation in sorted(found)]
+            operations.add(chosen)
+        return [(operation, readable_operation(operation)) for operation in sorted(operations)]
 
     def queryset(self, request: HttpRequest, queryset: Keys) -> Keys:
         operation = self.value()
@@ -163,8 +163,8 @@ def search(keys: Keys, term: str, request: HttpRequest) -> Keys:
     # For a caller with more than 2,000 keys, a query that uses the index on `scope` can miss the newest ones, so a
     # separate query finds them.
     parts += [overview.latest(sent, overview.FILTERED).order_by("-pk"), sent.order_by("scope")]
-    found = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
-    return keys.filter(pk__in=found)
+    ids = {pk for part in parts for pk in part.values_list("pk", flat=True)[: overview.LISTED]}
+    return keys.filter(pk__in=ids)
 
 
 def _scopes(text: str, request: HttpRequest) -> set[str]:

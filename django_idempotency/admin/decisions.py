@@ -37,29 +37,29 @@ NAME = "django_idempotency_idempotencykey"
 
 
 def decision_urls(model_admin: Any) -> list[Any]:
-    views = {form.name: model_admin.admin_site.admin_view(partial(decide_one, model_admin, form)) for form in DECISIONS}
+    views = {form.name: model_admin.admin_site.admin_view(partial(settle_one, model_admin, form)) for form in DECISIONS}
     for alias in connections:  # a recovery commits its claim before it calls `reconcile`
         transaction.non_atomic_requests(using=alias)(views[ReconcileForm.name])
     return [path(f"<int:pk>/{name}/", view, name=f"{NAME}_{name}") for name, view in views.items()]
 
 
-def decide_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
+def settle_one(model_admin: Any, decision: type[DecisionForm], request: HttpRequest, pk: int) -> HttpResponse:
     """Handle a decision about one key. The key's page has a button for each decision."""
     rows = model_admin.get_queryset(request).filter(pk=pk)
     if not model_admin.may_decide(request, rows.first()):
         raise PermissionDenied
-    page = _decide(model_admin, request, decision, rows)
+    page = _settle(model_admin, request, decision, rows)
     return page or HttpResponseRedirect("../change/")
 
 
 @admin.action(description=gettext_lazy("Close the selected keys with a response"), permissions=["resolve"])
 def answer_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
-    return _decide(model_admin, request, AnswerForm, _ticked(model_admin, request, queryset))
+    return _settle(model_admin, request, AnswerForm, _ticked(model_admin, request, queryset))
 
 
 @admin.action(description=gettext_lazy("Release the selected keys for retry"), permissions=["resolve"])
 def release_selected(model_admin: Any, request: HttpRequest, queryset: Keys) -> HttpResponse | None:
-    return _decide(model_admin, request, ReleaseForm, _ticked(model_admin, request, queryset))
+    return _settle(model_admin, request, ReleaseForm, _ticked(model_admin, request, queryset))
 
 
 def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
@@ -71,7 +71,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
     return queryset.filter(pk__in=ticked).order_by("pk")
 
 
-def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
+def _settle(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
     """Show the form for a decision, preview the decision, or carry it out.
 
     Returns the page to show, or None if a message already tells the person what was done or why nothing can be decided.
@@ -115,7 +115,7 @@ def _decide(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "action": request.POST.get("action", ""),  # empty on a single key's page
         "checkbox": ACTION_CHECKBOX_NAME,
         "doubts": sum(bool(key.in_doubt) for key in keys),
-        "examples": [(name, pasteable(kept[0])) for name, kept in earlier.items() if kept and keys[0].secrets],
+        "examples": [(name, pasteable(results[0])) for name, results in earlier.items() if results and keys[0].secrets],
         "form": form,
         "previewed": form.digest if form.is_valid() else "",
     }
@@ -132,12 +132,12 @@ def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
 
 def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: DecisionForm, asked_for: int) -> None:
     """Carry out the decision for each key that hasn't changed in the meantime, and log it in the same transaction."""
-    decide, needed, done = form.decision()
+    settle, needed, done = form.decision()
     said = {name: form.cleaned_data.get(name, False) for name in ("reason", "confirmed")}
     resolved = 0
 
     def carry_out(key: Shown) -> None:
-        decide(key.row, *needed, by=request.user.get_username(), **said)
+        settle(key.row, *needed, by=request.user.get_username(), **said)
         model_admin.log_change(request, key.row, done)
 
     for key in keys:

@@ -26,7 +26,7 @@ from .texts import as_utf8, cut, encodable
 CONTENT_TYPES = ("application/json", "application/problem+json", "text/plain; charset=utf-8")
 """The media types that an entered response can have. A browser runs none of them as code."""
 LONG_TEXT = {"rows": 10, "class": "vLargeTextField", "spellcheck": "false"}
-Decide = tuple[Callable[..., None], tuple[Any, ...], str]
+Settlement = tuple[Callable[..., None], tuple[Any, ...], str]
 """A function from `maintenance.resolution`, its arguments after the key, and a sentence that says what was done."""
 
 
@@ -111,7 +111,7 @@ class DecisionForm(forms.Form):
         entered = [*self.about, *(str(self.cleaned_data[name]) for name in self.previewed_fields)]
         return sha256(json.dumps(entered).encode()).hexdigest()[:16]
 
-    def decision(self) -> Decide:
+    def decision(self) -> Settlement:
         raise NotImplementedError
 
 
@@ -151,7 +151,7 @@ class ReleaseForm(DecisionForm):
     def harms(cls, facts: Facts) -> bool:
         return facts.state is IN_DOUBT
 
-    def decision(self) -> Decide:
+    def decision(self) -> Settlement:
         return release_for_retry, (), gettext("Released for retry.")
 
 
@@ -192,7 +192,7 @@ class RecordForm(DecisionForm):
         """Read the result. Return how it differs from all earlier results, or an empty string if it doesn't."""
         data = self.cleaned_data
         earlier = self.earlier.get(data.get("step", ""), [])
-        wrapped = any(shape_of(kept) == ("object", "value") for kept in earlier)
+        wrapped = any(shape_of(result) == ("object", "value") for result in earlier)
         try:
             value = data["result"] = json_value(data["result"])
             data["value"] = result_of(value, using=self.database, envelope=wrapped, allowed=self._may_see)
@@ -209,7 +209,7 @@ class RecordForm(DecisionForm):
     def preview(self) -> str:
         return cut(as_utf8(json.dumps(self.cleaned_data["result"], ensure_ascii=False)))
 
-    def decision(self) -> Decide:
+    def decision(self) -> Settlement:
         step = self.cleaned_data["step"]
         done = gettext("Recorded the outcome of the call “%(step)s”.") % {"step": step}
         return record_outcome, (step, self.cleaned_data["value"]), done
@@ -259,7 +259,7 @@ class AnswerForm(DecisionForm):
         data = self.cleaned_data
         return f"HTTP {data['status']}\nContent-Type: {data['content_type']}\n\n{encodable(data['body'])}"
 
-    def decision(self) -> Decide:
+    def decision(self) -> Settlement:
         data = self.cleaned_data
         done = gettext("Closed with status %(status)s.") % {"status": data["status"]}
         return close_with, (data["answer"],), done

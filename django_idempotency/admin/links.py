@@ -61,13 +61,13 @@ class Shown(Story):
         """
         for step in self.steps if self.secrets else ():
             with suppress(NotDecryptable, RecursionError, ValueError):
-                kept = json.loads(unseal(self.row, "result", step.result, step.name) or "null")
-                value = kept.get("value") if isinstance(kept, dict) else None
+                result = json.loads(unseal(self.row, "result", step.result, step.name) or "null")
+                value = result.get("value") if isinstance(result, dict) else None
                 if isinstance(value, dict) and (
-                    found := next((value[a] for a in AMOUNTS if _is_sum(value.get(a))), "")
+                    amount := next((value[a] for a in AMOUNTS if _is_sum(value.get(a))), "")
                 ):
                     currency = value.get("currency")
-                    return encodable(f"{found} {currency if isinstance(currency, str) else ''}".strip())
+                    return encodable(f"{amount} {currency if isinstance(currency, str) else ''}".strip())
         return ""
 
     @property
@@ -125,14 +125,16 @@ def _names(model_admin: Any, request: HttpRequest, scopes: list[str]) -> dict[st
     page = model_admin.admin_site._registry.get(users)
     if page is None or not page.has_view_permission(request):
         return {}
-    found: dict[Any, str] = {}
+    scope_of: dict[Any, str] = {}
     for scope in scopes:
         account = ACCOUNT.fullmatch(scope)
         if account and account[1].lower() == users._meta.label_lower:
             with suppress(TypeError, ValidationError, ValueError):  # a project's own scope that looks like ours
-                found[users._meta.pk.to_python(account[2])] = scope
-    rows = users._default_manager.using(DEFAULT_DB_ALIAS).filter(reduce(or_, (Q(pk=pk) for pk in found), Q(pk__in=[])))
-    return {found[user.pk]: user.get_username() for user in rows if user.pk in found}
+                scope_of[users._meta.pk.to_python(account[2])] = scope
+    rows = users._default_manager.using(DEFAULT_DB_ALIAS).filter(
+        reduce(or_, (Q(pk=pk) for pk in scope_of), Q(pk__in=[]))
+    )
+    return {scope_of[user.pk]: user.get_username() for user in rows if user.pk in scope_of}
 
 
 def _linked(model_admin: Any, request: HttpRequest, type_: str, id_: str, *, name: str | None = None) -> Any:

@@ -56,12 +56,12 @@ def _response(key: Shown) -> Any:
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
     """Other keys that may belong to the same request, each listed once, with the reason and its creation time."""
-    found = (
+    reasons = (
         (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
         (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),
         (gettext("The same caller sent this key to another operation:"), same_key(keys, row)),
     )
-    named = {other.pk: (why, other, moment(other.created_at)) for why, others in reversed(found) for other in others}
+    named = {other.pk: (why, other, moment(other.created_at)) for why, others in reversed(reasons) for other in others}
     return list(named.values())
 
 
@@ -166,10 +166,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return every if obj is None or obj.status_code is not None else every[:-1]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> IdempotencyKey | None:
-        found = super().get_object(request, object_id, from_field)
-        if found is not None:
-            show([found], self, request, results=True)
-        return found
+        row = super().get_object(request, object_id, from_field)
+        if row is not None:
+            show([row], self, request, results=True)
+        return row
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Redirect to the key's timeline, because Django's history doesn't include decisions made outside the admin."""

@@ -63,13 +63,13 @@ def find(state: str, keys: Keys) -> list[int]:
         keys: the keys that the person may see and that match the other filters. At most 100,000 keys from each index
             are read.
     """
-    wanted = NEEDING if state == "attention" else (state,)
-    found: list[int] = []
+    states = NEEDING if state == "attention" else (state,)
+    pks: list[int] = []
     for name, ids, _ in _in_states(keys, FILTERED):
-        found += ids if name in wanted else []
-        if name == wanted[-1]:  # the remaining states aren't needed
+        pks += ids if name in states else []
+        if name == states[-1]:  # the remaining states aren't needed
             break
-    return sorted(found)
+    return sorted(pks)
 
 
 def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
@@ -77,7 +77,7 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
 
     A key in several states is listed under the worst of them.
     """
-    found: dict[str, set[int]] = {name: set() for name in FOUND}
+    ids: dict[str, set[int]] = {name: set() for name in FOUND}
     limited: set[str] = set()
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
@@ -87,11 +87,11 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:
             if (name := Seen(row, row.now).state.name) in names:
-                found[name].add(row.pk)
+                ids[name].add(row.pk)
         if len(rows) == most:
             limited.update(names)
     for name in FOUND:
-        yield name, sorted(found[name]), name in limited
+        yield name, sorted(ids[name]), name in limited
 
 
 def _first_due(using: str) -> list[int]:

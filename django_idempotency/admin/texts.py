@@ -80,13 +80,15 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
 def readable_response(row: IdempotencyKey) -> str:
     """The stored response (status, headers and body) as text, or why it cannot be shown."""
     try:
-        kept = unseal_response(row, row)
-        fields = [f"HTTP {kept.status_code}", *(f"{name}: {value}" for name, value in kept.headers)]
+        snapshot = unseal_response(row, row)
+        fields = [f"HTTP {snapshot.status_code}", *(f"{name}: {value}" for name, value in snapshot.headers)]
     except NotDecryptable as error:
         return str(error)
     except (RecursionError, TypeError, ValueError):
         return _("This response cannot be read.")
-    return encodable("\n".join([*fields, "", _("Not stored.") if kept.body is None else readable_body(kept.body)]))
+    return encodable(
+        "\n".join([*fields, "", _("Not stored.") if snapshot.body is None else readable_body(snapshot.body)])
+    )
 
 
 def readable_body(body: bytes) -> str:
@@ -118,4 +120,4 @@ def encodable(text: str) -> str:
 
     Surrogate characters are also escaped, because UTF-8 cannot encode them.
     """
-    return HIDDEN.sub(lambda found: found[0] if found[0] in "\n\t" else json.dumps(found[0])[1:-1], text)
+    return HIDDEN.sub(lambda match: match[0] if match[0] in "\n\t" else json.dumps(match[0])[1:-1], text)

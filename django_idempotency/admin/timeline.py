@@ -132,23 +132,23 @@ def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
     return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
 
 
-def pasteable(kept: str | None) -> SafeString | str:
+def pasteable(result: str | None) -> SafeString | str:
     """A stored result as JSON to paste into a form."""
-    if kept is None:
+    if result is None:
         return _("Finished, but the result could not be stored.")
     try:
-        text = as_utf8(value_text(kept))
+        text = as_utf8(value_text(result))
     except (RecursionError, ValueError):
         return _("This result cannot be read.")
     return format_html('<pre class="idempotency-body">{}</pre>', cut(text))
 
 
-def value_text(kept: str) -> str:
+def value_text(result: str) -> str:
     """The JSON of a stored result: for a model instance, its model, primary key and alias.
 
     Raises `ValueError` for invalid JSON.
     """
-    value = json.loads(kept)
+    value = json.loads(result)
     return json.dumps(value.get("value", value) if isinstance(value, dict) else value, ensure_ascii=False)
 
 

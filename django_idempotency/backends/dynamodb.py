@@ -79,8 +79,8 @@ class DynamoDBBackend(KeyValueBackend):
         return self._live(done.get("Attributes"), now)
 
     def _read(self, name: str, now: float) -> bytes | None:
-        found = self.client.get_item(TableName=self.table, Key={"name": {"S": name}}, ConsistentRead=True)
-        return self._live(found.get("Item"), now)
+        answer = self.client.get_item(TableName=self.table, Key={"name": {"S": name}}, ConsistentRead=True)
+        return self._live(answer.get("Item"), now)
 
     def _live(self, item: Any, now: float) -> bytes | None:
         return None if item is None or float(item["expires"]["N"]) <= now else item["value"]["B"]

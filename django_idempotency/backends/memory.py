@@ -23,7 +23,7 @@ class MemoryBackend(KeyValueBackend):
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._kept: dict[str, tuple[bytes, float]] = {}
+        self._values: dict[str, tuple[bytes, float]] = {}
         self._crowded = CROWDED
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
@@ -32,17 +32,17 @@ class MemoryBackend(KeyValueBackend):
             # lock, which is then never released.
             self._lock.acquire()
             now = time.monotonic()
-            found, expires = self._kept.get(name, (None, now))
+            current, expires = self._values.get(name, (None, now))
             if expires <= now:
-                found = None
-            if found == old and new is not None:
-                if len(self._kept) >= self._crowded:
-                    self._kept = {kept: value for kept, value in self._kept.items() if value[1] > now}
-                    self._crowded = max(CROWDED, 2 * len(self._kept))
-                self._kept[name] = new, now + seconds
-            elif found == old:
-                self._kept.pop(name, None)
-            return found
+                current = None
+            if current == old and new is not None:
+                if len(self._values) >= self._crowded:
+                    self._values = {each: value for each, value in self._values.items() if value[1] > now}
+                    self._crowded = max(CROWDED, 2 * len(self._values))
+                self._values[name] = new, now + seconds
+            elif current == old:
+                self._values.pop(name, None)
+            return current
         finally:
             try:  # noqa: SIM105 (an exception could strike in `suppress`, before the release)
                 self._lock.release()
@@ -50,7 +50,7 @@ class MemoryBackend(KeyValueBackend):
                 pass
 
     def clear(self) -> None:
-        self._kept = {}
+        self._values = {}
 
     def check(self) -> Iterator[CheckMessage]:
         if not settings.DEBUG:

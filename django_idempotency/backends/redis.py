@@ -20,15 +20,15 @@ from . import KeyValueBackend
 __all__ = ["RedisBackend"]
 
 SWAP = """\
-local found = redis.call('GET', KEYS[1])
-if (found or '') == ARGV[1] or found == ARGV[2] then
+local current = redis.call('GET', KEYS[1])
+if (current or '') == ARGV[1] or current == ARGV[2] then
   if ARGV[2] == '' then
     redis.call('DEL', KEYS[1])
   else
     redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
   end
 end
-return found
+return current
 """
 """An empty string stands for an absent value here, because no stored value is empty.
 
@@ -112,11 +112,11 @@ class RedisBackend(KeyValueBackend):
         if not self.replicas:
             return self.client.eval(SWAP, 1, *command)  # type: ignore[no-any-return]
         pipeline = self.client.pipeline(transaction=False)  # one round trip for both commands
-        found, confirmed = pipeline.eval(SWAP, 1, *command).wait(self.replicas, REPLICAS_TIMEOUT).execute()
+        current, confirmed = pipeline.eval(SWAP, 1, *command).wait(self.replicas, REPLICAS_TIMEOUT).execute()
         _, old, new, _ = command
-        if confirmed < self.replicas and old != new and (found or b"") in (old, new):
+        if confirmed < self.replicas and old != new and (current or b"") in (old, new):
             raise redis.RedisError(f"{confirmed} of {self.replicas} replicas confirmed the change in time")
-        return found  # type: ignore[no-any-return]
+        return current  # type: ignore[no-any-return]
 
     def check(self) -> Iterator[CheckMessage]:
         for name, server in self._servers():

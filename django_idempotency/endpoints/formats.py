@@ -64,9 +64,9 @@ def _section(endpoint: Endpoint, options: Options) -> str:
         facts["Note"] = endpoint.note
     lines = [f"- {name}: {text}" for name, text in facts.items()]
     lines += [
-        f'- {found.status} `{found.code}` "{found.title}": {found.detail}'
-        f"{' `Retry-After`.' * ('Retry-After' in found.headers)}"
-        for found in specification.documented_responses(options)
+        f'- {problem.status} `{problem.code}` "{problem.title}": {problem.detail}'
+        f"{' `Retry-After`.' * ('Retry-After' in problem.headers)}"
+        for problem in specification.documented_responses(options)
     ]
     return f"## {endpoint.method} {path(endpoint.route)}\n\n" + "\n".join(lines) + "\n"
 

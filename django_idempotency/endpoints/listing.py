@@ -93,8 +93,8 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
         IdempotencyConfigurationError: the options of an endpoint cannot work. Import errors of the URLconf propagate.
     """
     with override(settings.LANGUAGE_CODE):
-        found = list(routes(get_resolver(urlconf)))
-    plain = {id(callback) for route, callback in found if not SUFFIX.search(route)}
+        every = list(routes(get_resolver(urlconf)))
+    plain = {id(callback) for route, callback in every if not SUFFIX.search(route)}
     endpoints = [
         Endpoint(
             method=method,
@@ -104,7 +104,7 @@ def list_endpoints(urlconf: str | None = None) -> list[Endpoint]:
             note=_note(answers, options),
             own=not (SUFFIX.search(route) and id(callback) in plain) and not answers.view.startswith(SHIPPED),
         )
-        for route, callback in found
+        for route, callback in every
         for answers in declarations_of(callback)
         for method in answers.methods()
     ]
@@ -159,8 +159,8 @@ class Answers(NamedTuple):
 def declarations_of(callback: Any) -> Iterator[Answers]:
     """Yield an `Answers` for each unsafe method. For a view that declares none, yield one without a method."""
     for candidate in unwrapped(callback):
-        if (found := adapter_of(candidate).operations(candidate)) is not None:
-            return (Answers(*each) for each in found)
+        if (operations := adapter_of(candidate).operations(candidate)) is not None:
+            return (Answers(*each) for each in operations)
         if (cls := _view_class(candidate)) is not None:
             return _of_class(candidate, cls)
     return _of_function(callback)
@@ -190,8 +190,8 @@ def of_handler(
     if getattr(handler, "__module__", None) == "rest_framework.decorators":
         # @api_view created the class from a function and named it after that function.
         view, handler = f"{cls.__module__}.{cls.__name__}", getclosurevars(handler).nonlocals["func"]
-    found = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
-    return Answers(method, view, found, by_request=whole is None and decides_by_request(cls))
+    declaration = whole or class_declaration(cls, attributes, name) or declaration_of(handler)
+    return Answers(method, view, declaration, by_request=whole is None and decides_by_request(cls))
 
 
 def _whole(callback: Any, cls: Any) -> Declaration | None:
@@ -201,7 +201,9 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
     `LoginRequiredMixin`, can run before a protected one.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
-    return next((found for level in (callback, *dispatches) if (found := declaration_of(level)) is not None), None)
+    return next(
+        (declaration for level in (callback, *dispatches) if (declaration := declaration_of(level)) is not None), None
+    )
 
 
 def _of_function(callback: Any) -> Iterator[Answers]:
@@ -213,7 +215,7 @@ def _of_function(callback: Any) -> Iterator[Answers]:
     # `require_http_methods` keeps its list of methods in a closure.
     levels = (level for level in unwrapped(callback) if getattr(level, "__globals__", None) is vars(method_decorators))
     enclosed = (getclosurevars(level).nonlocals for level in levels)
-    declared = [set(found["request_method_list"]) for found in enclosed if "request_method_list" in found]
+    declared = [set(variables["request_method_list"]) for variables in enclosed if "request_method_list" in variables]
     for method in sorted(set.intersection(*declared) - SAFE_METHODS) if declared else [None]:
         yield Answers(method, view, declaration)
 
@@ -232,8 +234,8 @@ def misplaced(callback: Any) -> Iterator[str]:
 
 def _view_class(callback: Any) -> Any:
     """Return the class behind a callback created by `as_view()` or a router, or None for a function."""
-    found = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
-    return found if isinstance(found, type) else None
+    cls = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
+    return cls if isinstance(cls, type) else None
 
 
 def _attributes(callback: Any) -> Mapping[str, Any]:

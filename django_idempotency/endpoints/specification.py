@@ -84,10 +84,10 @@ def comparison(options: Options) -> str:
 
 def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
-    kept = Snapshot(status_code=200, headers=(), body=None)
+    snapshot = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is its status page."
     # In general terms: the real `detail` names the status of the response that was not stored.
-    not_kept = "The request was processed, but its response was not kept. It is not run again."
+    no_response = "The request was processed, but its response was not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)
         possible = [
@@ -99,12 +99,12 @@ def documented_responses(options: Options) -> list[Problem]:
             (options.policy in ("retry-keyed", "hold"), problems.outcome_unknown()),
             (options.late_keys == "refuse", problems.key_too_old()),
             (True, problems.already_used(options)),
-            (True, replace(problems.response_not_stored(kept), detail=not_kept)),
+            (True, replace(problems.response_not_stored(snapshot), detail=no_response)),
             (True, problems.store_busy()),
             (bool(get_settings().paused), problems.paused()),
         ]
-    found = [replace(problem, detail=problem.detail.strip()) for applies, problem in possible if applies]
-    return sorted(found, key=lambda problem: problem.status)
+    documented = [replace(problem, detail=problem.detail.strip()) for applies, problem in possible if applies]
+    return sorted(documented, key=lambda problem: problem.status)
 
 
 # --- OpenAPI
@@ -144,24 +144,24 @@ def describe(
     for status, response in responses.items():
         if str(status).startswith("2"):
             response.setdefault("headers", {})[conf.replayed_header] = {**replayed, "required": required}
-    for found in documented_responses(options):
-        status = status_type(found.status)
-        if status not in responses and undeclared and found.status in undeclared:
-            responses[status] = {"content": {media_type: {"schema": {}} for media_type in undeclared[found.status]}}
+    for problem in documented_responses(options):
+        status = status_type(problem.status)
+        if status not in responses and undeclared and problem.status in undeclared:
+            responses[status] = {"content": {media_type: {"schema": {}} for media_type in undeclared[problem.status]}}
         response = responses.setdefault(status, {})
-        text = f"{found.title} ({found.code}): {found.detail}"
+        text = f"{problem.title} ({problem.code}): {problem.detail}"
         response["description"] = "\n".join(filter(None, [response.get("description"), text]))
         headers = response.setdefault("headers", {})
         headers.setdefault(conf.replayed_header, dict(replayed))
-        if "Retry-After" in found.headers:
+        if "Retry-After" in problem.headers:
             wait = "Seconds to wait before sending it again: with a lease, up to the rest of it, at most 60."
             headers.setdefault("Retry-After", {"schema": {"type": "integer", "minimum": 1}, "description": wait})
         media_type, form = PROBLEM_TYPE, {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
-        if found.status == 202:
+        if problem.status == 202:
             # This is not an error, so the body is not a problem document but JSON with the running request's state.
             media_type, form = "application/json", {"type": "object"}
             headers.setdefault("Location", {"schema": {"type": "string", "format": "uri-reference"}})
-        if found.status == 202 or conf.error_response is None:
+        if problem.status == 202 or conf.error_response is None:
             response.setdefault("content", {}).setdefault(media_type, {"schema": form})
 
 

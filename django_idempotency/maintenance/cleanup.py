@@ -111,8 +111,8 @@ def cleanup_idempotency_keys(
             if is_over(stop, deadline):
                 break
     with _explained(store):
-        found = _attention(store)
-    cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, unstuck=unstuck, **found)
+        counts = _attention(store)
+    cleanup = Cleanup(deleted=deleted, batches=batches, complete=complete, unstuck=unstuck, **counts)
     report_purged(cleanup, store.alias)
     return cleanup
 
@@ -134,8 +134,8 @@ def free_harmless(alias: str, batch_size: int) -> int:
     LOCKED.
     """
     keys = IdempotencyKey.objects.using(alias)
-    found = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
-    ids = list(found.values_list("pk", flat=True)[:batch_size])
+    rows = locked(keys.filter(STUCK.condition).order_by(*STUCK.order), skip=True)
+    ids = list(rows.values_list("pk", flat=True)[:batch_size])
     return fail_harmless(keys.filter(pk__in=ids)) if ids else 0
 
 
@@ -161,9 +161,9 @@ def preview(using: str | None = None) -> Cleanup:
     """
     store = store_for(alias_for(using))
     with _explained(store):
-        keys, found = IdempotencyKey.objects.using(store.alias), _attention(store)
-        expired, unstuck = keys.filter(EXPIRED.condition).count(), found.pop("stuck")
-    return Cleanup(deleted=expired, batches=0, complete=False, unstuck=unstuck, stuck=0, **found)
+        keys, counts = IdempotencyKey.objects.using(store.alias), _attention(store)
+        expired, unstuck = keys.filter(EXPIRED.condition).count(), counts.pop("stuck")
+    return Cleanup(deleted=expired, batches=0, complete=False, unstuck=unstuck, stuck=0, **counts)
 
 
 def _attention(store: Store) -> dict[str, int]:

@@ -102,8 +102,8 @@ def with_decision(row: IdempotencyKey, decision: Decision) -> str | None:
 
 def step_entry(row: IdempotencyKey, step: IdempotencyStep) -> dict[str, Any]:
     """Return a copy of a step in doubt, to be stored in the trail."""
-    kept = {name: getattr(step, name) for name in ("name", "kind", "attempt", "keyed", "started_at")}
-    return {**kept, "error": readable(row, "error", step.error, step.name)}
+    entry = {name: getattr(step, name) for name in ("name", "kind", "attempt", "keyed", "started_at")}
+    return {**entry, "error": readable(row, "error", step.error, step.name)}
 
 
 def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:

@@ -48,21 +48,21 @@ def earlier_results(keys: QuerySet[IdempotencyKey], operation: str, step: str) -
     latest = dict(results.order_by("-pk").values_list("pk", "key_id")[:LATEST])
     completed = keys.filter(operation=operation, status=IdempotencyKey.Status.COMPLETED, pk__in=latest.values())
     # The database may also find the name with different capital letters, under which a result could not be decrypted.
-    own = completed.filter(steps__pk__in=latest, **OWN).annotate(named=F("steps__name"), kept=F("steps__result"))
-    found = []
+    own = completed.filter(steps__pk__in=latest, **OWN).annotate(named=F("steps__name"), text=F("steps__result"))
+    texts = []
     # The admin's queryset defers the decisions. They would be read for each key, by an id that two keys can share.
     for owner in own.defer(None).defer("headers", "body").order_by("-pk")[:COMPARED]:
         if owner.named == step and step not in correctable(owner):
             with suppress(NotDecryptable, RecursionError, ValueError):
-                kept = unseal(owner, "result", owner.kept, step) or ""
-                json.loads(kept)
-                found.append(kept)
-    return found
+                text = unseal(owner, "result", owner.text, step) or ""
+                json.loads(text)
+                texts.append(text)
+    return texts
 
 
-def shape_of(kept: str) -> tuple[str, ...]:
+def shape_of(result: str) -> tuple[str, ...]:
     """Return the shape of a stored result: its JSON type, and the names of an object or the model of a row."""
-    stored = json.loads(kept)
+    stored = json.loads(result)
     match stored:
         case {"value": dict() as value}:
             return "object", *sorted(value)

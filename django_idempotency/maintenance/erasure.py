@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from django.db.models import Q
 
 from ..engine.conf import backend_for
-from ..engine.protocol.digests import has_controls, kept_scope
+from ..engine.protocol.digests import has_controls, stored_scope
 from ..engine.protocol.stored_key import Status
 from ..engine.request.callers import acting_for
 from ..engine.stores import alias_for, store_for
@@ -138,7 +138,7 @@ def of_scope(scope: str) -> Q:
     For a user, the condition also matches the keys of OAuth clients that act on the user's behalf.
     """
     # No stored scope contains control characters.
-    forms = {text for text in (scope, kept_scope(scope)) if not has_controls(text)}
+    forms = {text for text in (scope, stored_scope(scope)) if not has_controls(text)}
     if not scope.startswith("user:"):
         return Q(scope__in=forms)
     prefix = acting_for(scope)

@@ -117,9 +117,9 @@ def facts_of(rows: Iterable[IdempotencyKey], *, steps: bool = False, results: bo
     now = keys.values_list(Clock(), flat=True).first() or timezone.now()  # if the rows have been deleted meanwhile
     steps_of = defaultdict(list)
     if steps or results or any(row.status != IdempotencyKey.Status.COMPLETED for row in rows):
-        found = IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows])
-        found = with_lost(found.order_by("pk"))
-        for step in found if results else found.defer("result", "error"):
+        rows_of_steps = IdempotencyStep.objects.using(keys.db).filter(key__in=[row.pk for row in rows])
+        rows_of_steps = with_lost(rows_of_steps.order_by("pk"))
+        for step in rows_of_steps if results else rows_of_steps.defer("result", "error"):
             steps_of[step.key_id, step.key_hash, step.scope_hash].append(step)
     return [Facts(row, now, steps_of[row.pk, row.key_hash, row.scope_hash]) for row in rows]
 

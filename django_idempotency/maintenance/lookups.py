@@ -44,12 +44,12 @@ def find_key(key_or_reference: str, *, using: str | None = None) -> QuerySet[Ide
         The rows, oldest first. There are none if the text cannot be a key.
     """
     text = key_or_reference.strip()
-    found = Q(pk__in=[])
+    condition = Q(pk__in=[])
     for key in _possible_keys(text):
-        found |= Q(key_hash=key_hash(key), key=key)
+        condition |= Q(key_hash=key_hash(key), key=key)
     if re.fullmatch("[0-9a-f]{16}", text):
-        found |= Q(key_hash=hash_of(text))
-    return _keys(using).filter(found).order_by("pk")
+        condition |= Q(key_hash=hash_of(text))
+    return _keys(using).filter(condition).order_by("pk")
 
 
 def in_flight(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
@@ -120,12 +120,12 @@ def running_transactions(*, using: str | None = None) -> list[RunningTransaction
 def refers_to(text: str) -> Q:
     """Return the condition for `find_resource`. The type ends at the first space: only an id can contain spaces."""
     text = text.strip()
-    found = Q(resource_id=text)
+    condition = Q(resource_id=text)
     type_, _, id_ = text.partition(" ")
     if id_ := id_.strip():
         of_type = Q(resource_type__iexact=type_) | Q(resource_type__iendswith=f".{type_}")
-        found |= Q(resource_id=id_) & of_type
-    return found
+        condition |= Q(resource_id=id_) & of_type
+    return condition
 
 
 def unchanged_for(keys: QuerySet[IdempotencyKey], older_than: float) -> QuerySet[IdempotencyKey]:
@@ -191,8 +191,8 @@ def in_other_operations(
         at_most: how many of them are read.
     """
     named = {(row.key, row.scope): row for row in rows}
-    found = among.filter(key_hash__in={row.key_hash for row in rows}).order_by("key_hash", "scope_hash")[:at_most]
-    for other in found:  # compared here, because a collation may take different texts for equal
+    others = among.filter(key_hash__in={row.key_hash for row in rows}).order_by("key_hash", "scope_hash")[:at_most]
+    for other in others:  # compared here, because a collation may take different texts for equal
         row = named.get((other.key, other.scope))
         if row is not None and other.operation != row.operation:
             yield row, other

@@ -25,7 +25,7 @@ from ..engine.declare.registry import Declaration, registered
 from ..engine.declare.wrappers import dotted_name
 from ..engine.events import UNDECIDED, harmless
 from ..engine.execution.bridge import synchronous
-from ..engine.execution.claiming import claim_request
+from ..engine.execution.claiming import claim_request_for
 from ..engine.execution.operation import Operation
 from ..engine.execution.runners import Work
 from ..engine.protocol.digests import identify
@@ -174,8 +174,8 @@ def recover_idempotency_keys(
             would: tuple[Outcome, str] = "would ask", dotted_name(declared.options.reconcile)
             outcome, reason = _completed_elsewhere(row) or (would if dry_run else _outcome(store, row, declared))
             tell(Asked(reference=row.reference, operation=row.operation, outcome=outcome, reason=reason))
-    found = keys.aggregate(left=Count("pk", Q(created_at__lte=Clock(plus=-age))), all=Count("pk"))
-    left, young = found["left"], found["all"] - found["left"]
+    counts = keys.aggregate(left=Count("pk", Q(created_at__lte=Clock(plus=-age))), all=Count("pk"))
+    left, young = counts["left"], counts["all"] - counts["left"]
     return Recovered(completed=told["completed"], failed=told["failed"], left=left, young=young, complete=not names)
 
 
@@ -215,22 +215,22 @@ def _log(asked: Asked, using: str) -> None:
 
 def _declared(operation: str) -> Declaration | str:
     """The declaration whose `reconcile` is called for an operation, or the reason why there is no such declaration."""
-    found = registered(operation)
-    if not found:
+    declarations = registered(operation)
+    if not declarations:
         return (
             "no imported view and no imported @once function has this operation= and a reconcile=. The keys wait "
             "until their clients retry or a person decides. Import a task's module with --import; run_once without the "
             "decorator cannot be found"
         )
-    if any(declaration.by_request for declaration in found):
+    if any(declaration.by_request for declaration in declarations):
         return "its view decides its options for each request (get_idempotency_options)"
-    if len(found) > 1:
+    if len(declarations) > 1:
         return "several views with different reconcile functions have this operation"
     try:
-        _ = found[0].options
+        _ = declarations[0].options
     except IdempotencyConfigurationError as error:
         return f"its options cannot be used: {error}"
-    return found[0]
+    return declarations[0]
 
 
 def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
@@ -281,13 +281,13 @@ def _outcome(
 ) -> tuple[Outcome, str]:
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
     # No fingerprint is passed, so the stored one is kept; with `known_only`, a deleted key is not created again.
-    wanted = replace(
-        claim_request(declared.options, identity, None), known_only=True, wait=0, waits_since=waits_since(row)
+    request = replace(
+        claim_request_for(declared.options, identity, None), known_only=True, wait=0, waits_since=waits_since(row)
     )
     asking, limit = _Asking(row, declared), None
     told: tuple[Outcome, str]
     try:
-        told = _told(declared.options.runner.perform(wanted, asking, store.alias), asking)
+        told = _told(declared.options.runner.perform(request, asking, store.alias), asking)
     except Exception as error:
         if is_limit(error):
             told, limit = ("left", f"interrupted by {describe(error)}"), error  # the whole run must end

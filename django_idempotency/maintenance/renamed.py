@@ -106,8 +106,8 @@ def _by_run_once(alias: str, operation: str, pks: list[int]) -> bool:
 
 def _is_result(row: IdempotencyKey) -> bool:
     with suppress(NotDecryptable, RecursionError, ValueError):
-        kept = unseal_response(row, row)
-        value = json.loads(kept.body or b"null") if tuple(map(tuple, kept.headers)) == JSON else None
+        snapshot = unseal_response(row, row)
+        value = json.loads(snapshot.body or b"null") if tuple(map(tuple, snapshot.headers)) == JSON else None
         return isinstance(value, dict) and set(value) in STORED_AS
     return False
 

@@ -58,7 +58,7 @@ def release_for_retry(key: IdempotencyKey, *, by: str = "", reason: str = "", co
     """
 
     def release(facts: Facts) -> None:
-        _decide(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt), unknown=0)
+        _settle(facts, Decision(action="release", by=by, reason=reason, attempt=key.attempt), unknown=0)
         _steps(facts.row).filter(UNFINISHED).delete()
 
     _locked(key, "release", confirmed, release)
@@ -93,14 +93,14 @@ def record_outcome(
         # result can be decrypted only with the exact name of its step.
         if step not in facts.recordable:
             raise NotResolvable(f"The call {step!r} is not in doubt. Look again.")
-        named = next(found for found in facts.steps if found.name == step)
+        named = next(each for each in facts.steps if each.name == step)
         counts, finished = {}, {}
         if named.finished_at is None:
             counts = {"unknown": facts.row.unknown - 1, "effects": facts.row.effects + (named.kind == Kind.CALL)}
             finished = {"finished_at": Clock()}
         elif named.result is not None:
             made = replace(made, action="correct", replaced=readable(key, "result", named.result, step))
-        _decide(facts, made, **counts)
+        _settle(facts, made, **counts)
         _steps(facts.row).filter(pk=named.pk).update(result=seal(key, "result", result, step), **finished)
 
     _locked(key, "record", confirmed, record)
@@ -132,7 +132,7 @@ def close_with(
     def answer(facts: Facts) -> None:
         headers, body = seal_response(facts.row, snapshot)
         stored = {"status_code": snapshot.status_code, "headers": headers, "body": body, "completed_at": Clock()}
-        _decide(facts, made, status=IdempotencyKey.Status.COMPLETED, **stored)
+        _settle(facts, made, status=IdempotencyKey.Status.COMPLETED, **stored)
 
     _locked(key, "answer", confirmed, answer)
 
@@ -182,14 +182,14 @@ def resolve_all(keys: Iterable[IdempotencyKey], decision: Callable[..., None], *
     return Resolved(resolved=resolved, refused=refused)
 
 
-def _locked(key: IdempotencyKey, action: str, confirmed: bool, decide: Callable[[Facts], None]) -> None:
-    """Lock the row, and call `decide` with the key's facts in the same transaction.
+def _locked(key: IdempotencyKey, action: str, confirmed: bool, settle: Callable[[Facts], None]) -> None:
+    """Lock the row, and call `settle` with the key's facts in the same transaction.
 
     Raises `NotResolvable` if the row has changed.
     """
     rows, seen = same_row(key).defer("headers", "body").annotate(now=Clock()), version_of(key)
 
-    def locked_and_decided() -> None:
+    def locked_and_settled() -> None:
         row = locked(rows.filter(UNDECIDED)).first()
         if row is None or version_of(row) != seen:
             raise NotResolvable(
@@ -199,12 +199,12 @@ def _locked(key: IdempotencyKey, action: str, confirmed: bool, decide: Callable[
         facts = Facts(row, row.now, list(with_lost(locked(_steps(row)).order_by("pk"))))
         if not confirmed and facts.needs_word(action):
             raise NotResolvable("Nothing was changed: first ask the called service what happened under this key.")
-        decide(facts)
+        settle(facts)
 
-    atomically(rows.db, locked_and_decided)
+    atomically(rows.db, locked_and_settled)
 
 
-def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
+def _settle(facts: Facts, made: Decision, **changes: Any) -> None:
     """Store the decision with a copy of the steps in doubt, and fence off the old attempt.
 
     The key is kept for at least the project's `ttl`, counted from now, so that a retry can find it. It never expires
@@ -212,7 +212,7 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
     """
     row, doubts = facts.row, [step_entry(facts.row, step) for step in facts.doubts]
     open_ = "status" not in changes and bool(changes.get("unknown", row.unknown) + changes.get("effects", row.effects))
-    decided: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "status": IdempotencyKey.Status.FAILED,
         "attention_at": Clock() if open_ else None,
         "locked_until": None,
@@ -221,7 +221,7 @@ def _decide(facts: Facts, made: Decision, **changes: Any) -> None:
         "decisions": with_decision(row, replace(made, steps=doubts, attempt=row.attempt)),
         "expires_at": max(row.expires_at, facts.now + timedelta(seconds=resolve(LEASED).ttl_seconds)),
     }
-    same_row(row).update(**decided | changes)
+    same_row(row).update(**columns | changes)
 
 
 def _steps(row: IdempotencyKey) -> QuerySet[IdempotencyStep]:

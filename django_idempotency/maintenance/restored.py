@@ -54,14 +54,14 @@ def remember_calls(
         if not value:  # no retry would ever find such a key
             raise ValueError(f"{given}={value!r}: fill it in, as the endpoint of this charge stores it.")
     identity, ttl = identify_given(scope=scope, operation=operation, key=key), resolve(LEASED).ttl_seconds
-    wanted = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
+    request = ClaimRequest(identity=identity, fingerprint=None, ttl=ttl, lease=LEASE, policy="hold", reconciles=True)
     store = store_for(alias_for(using))
     rows = IdempotencyKey.objects.using(store.alias).filter(key_hash=identity.key_hash, scope_hash=identity.scope_hash)
 
     def enter() -> dict[str, Any]:
         # Once a completed key's `ttl` has passed, a claim would take it over, and its work would be done again.
         done = locked(rows.filter(status=IdempotencyKey.Status.COMPLETED)).exists()
-        claim = None if done else store.claim(wanted)
+        claim = None if done else store.claim(request)
         if isinstance(claim, Claimed):
             known = store.journal.steps(claim)
             for name, result in results.items():
@@ -72,7 +72,7 @@ def remember_calls(
                     store.journal.finish_call(claim, name, encode_step(result))
                 elif step.result is None:
                     store.journal.enter_lost(claim, name, encode_step(result))
-            store.journal.fail(claim, wanted, ENTERED)
+            store.journal.fail(claim, request, ENTERED)
         row = rows.first()
         steps = [] if row is None else steps_of(store.alias, row).filter(name__in=results, result__isnull=False)
         return {step.name: decode(unseal(identity, "result", step.result, step.name)) for step in steps}

@@ -49,7 +49,7 @@ class Filled:
         step: the step whose result is recorded, or "".
         what: the decision as it was typed.
         action: the decision's name, as `Facts.needs_word` expects it.
-        decide, args: a function from `maintenance.resolution`, and its arguments after the key.
+        settle, args: a function from `maintenance.resolution`, and its arguments after the key.
     """
 
     pk: int
@@ -57,7 +57,7 @@ class Filled:
     step: str
     what: str
     action: str
-    decide: Callable[..., None]
+    settle: Callable[..., None]
     args: tuple[Any, ...]
 
 

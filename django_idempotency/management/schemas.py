@@ -61,8 +61,8 @@ def _as_tenant(connection: Any, schema: str) -> Iterator[None]:
 def _tenants(connection: Any) -> QuerySet[Any]:
     """The rows of django-tenants' own model."""
     model: Any = apps.get_model(getattr(settings, "TENANT_MODEL"))  # noqa: B009 (mypy doesn't know the setting)
-    found: QuerySet[Any] = model._default_manager.using(connection.alias)
-    return found
+    tenants: QuerySet[Any] = model._default_manager.using(connection.alias)
+    return tenants
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class NinjaAPI(ninja.NinjaAPI):
 
 class _Schema(OpenAPISchema):
     def methods(self, operations: list[Operation]) -> Schema:
-        found: Schema = super().methods(operations)
+        described: Schema = super().methods(operations)
         for operation in operations:
             declaration: Declaration | None = getattr(operation, MARK, None)
             shown = declaration if operation.include_in_schema else None
@@ -50,11 +50,11 @@ class _Schema(OpenAPISchema):
                 options = None if shown is None else shown.options_for(method)
                 if options is not None and not options.observe:
                     # Django Ninja shares one description among all methods of an operation.
-                    found[method.lower()] = details = deepcopy(found[method.lower()])
+                    described[method.lower()] = details = deepcopy(described[method.lower()])
                     own = [str(operation.api.renderer.media_type)]
                     bad_input = {400: own, 422: own}  # how Django Ninja answers bad input
                     specification.describe(
                         details, options, required=options.required, status_type=int, undeclared=bad_input
                     )
                     self.add_schema_definitions(specification.components())
-        return found
+        return described

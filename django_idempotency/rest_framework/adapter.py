@@ -50,8 +50,8 @@ class RestFrameworkAdapter(Adapter):
             return HandedOn(user=request.auth)
         # Another authenticator can return the same string, in this view or in one with the same `operation`. There is
         # no authenticator only if other code has set `request.auth`.
-        found = request.successful_authenticator
-        named = "" if found is None else name_among(request.authenticators, dotted_name, found)
+        authenticator = request.successful_authenticator
+        named = "" if authenticator is None else name_among(request.authenticators, dotted_name, authenticator)
         return HandedOn(token=request.auth, authenticator=named)
 
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
@@ -135,7 +135,7 @@ class RestFrameworkAdapter(Adapter):
             owner = getattr(target, "__qualname__", "").rpartition(".")[0]
             target = getattr(innermost(target), "__globals__", {}).get(owner)
         renderers: Any = getattr(target, "renderer_classes", api_settings.DEFAULT_RENDERER_CLASSES)
-        renderer = next((found for found in renderers if found.format == "json"), JSONRenderer)()
+        renderer = next((each for each in renderers if each.format == "json"), JSONRenderer)()
         context: dict[str, Any] = {"view": None, "request": None, "args": (), "kwargs": {}, "response": returned}
         returned.accepted_renderer = renderer
         returned.accepted_media_type = renderer.media_type

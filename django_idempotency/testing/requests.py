@@ -116,9 +116,9 @@ class Request:
 def without_credentials(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments to `client.post` without the headers that identify a caller."""
     named = {name.lower() for name in ("Cookie", *get_settings().credential_headers)}
-    kept = {name: value for name, value in extra.get("headers", {}).items() if name.lower() not in named}
+    headers = {name: value for name, value in extra.get("headers", {}).items() if name.lower() not in named}
     environ = {f"HTTP_{name.upper().replace('-', '_')}" for name in named}
-    return {**{name: value for name, value in extra.items() if name not in environ}, "headers": kept}
+    return {**{name: value for name, value in extra.items() if name not in environ}, "headers": headers}
 
 
 def key_in_header(key: str) -> Mapping[str, Any]:

@@ -48,17 +48,17 @@ class InADict(Runner):
     def journal(self, operation: str) -> NoSteps:
         return NoSteps("a dict has no steps.")
 
-    def run(self, store: None, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
-        kept = KEPT.get(wanted.identity.scope_hash)
+    def run(self, store: None, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
+        kept = KEPT.get(request.identity.scope_hash)
         if kept is not None:
-            return Completed(snapshot=kept[1]) if kept[0] == wanted.fingerprint else Mismatched()
+            return Completed(snapshot=kept[1]) if kept[0] == request.fingerprint else Mismatched()
         try:
-            finished: Finished[T] | None = work.run(Operation(wanted.identity, journal=self.journal("")))
+            finished: Finished[T] | None = work.run(Operation(request.identity, journal=self.journal("")))
         except Exception as error:
             if (finished := work.answer(error)) is None:
                 raise
         if finished.final is not None:
-            KEPT[wanted.identity.scope_hash] = wanted.fingerprint, finished.final
+            KEPT[request.identity.scope_hash] = request.fingerprint, finished.final
         return finished
 
 

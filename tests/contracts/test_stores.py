@@ -147,21 +147,21 @@ class TestStoreContract:
 
     def test_a_recovery_claims_no_key_that_is_gone_or_completed(self, store: Store) -> None:
         """Nor one that has expired: a late key of a client is refused in the same way."""
-        wanted = a_claim(lease=60.0, known_only=True)
-        assert store.claim(wanted) == TooOld()
+        request = a_claim(lease=60.0, known_only=True)
+        assert store.claim(request) == TooOld()
         self.finish(store, a_claim())
-        assert store.claim(wanted) == Completed(snapshot=SNAPSHOT)
+        assert store.claim(request) == Completed(snapshot=SNAPSHOT)
         expire()
-        assert store.claim(wanted) == TooOld()
+        assert store.claim(request) == TooOld()
         assert IdempotencyKey.objects.get().attempt == 1
 
     @pytest.mark.parametrize("late", [True, False])
     def test_whether_a_key_is_late_is_asked_with_the_databases_time(self, store: Store, late: bool) -> None:
         """A late key leaves no row, and is as unknown as before."""
         asked = []
-        wanted = a_claim(late=lambda now: asked.append(now) or late)
+        request = a_claim(late=lambda now: asked.append(now) or late)
         with transaction.atomic():
-            outcome = store.claim(wanted)
+            outcome = store.claim(request)
         assert isinstance(outcome, TooOld if late else Claimed)
         assert IdempotencyKey.objects.count() == (0 if late else 1)
         (now,) = asked
@@ -219,34 +219,34 @@ class TestStoreContract:
         self, store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: str
     ) -> None:
         """Another retry has claimed it, or a person has entered the answer, before this one could lock the row."""
-        wanted = a_claim(lease=60.0)
-        self.fail(store, wanted)
-        read = store._read(wanted)
+        request = a_claim(lease=60.0)
+        self.fail(store, request)
+        read = store._read(request)
         if meanwhile == "closed":
             close_with(IdempotencyKey.objects.get(), SNAPSHOT)
         elif meanwhile == "claimed":
-            assert isinstance(store.claim(wanted), Claimed)
+            assert isinstance(store.claim(request), Claimed)
         else:
-            self.fail(store, wanted)
+            self.fail(store, request)
         before = IdempotencyKey.objects.values().get()
         monkeypatch.setattr(store, "_insert", lambda claim: None)
         monkeypatch.setattr(store, "_read", lambda claim: read)
-        assert store.claim(wanted) == Conflicted()
+        assert store.claim(request) == Conflicted()
         assert IdempotencyKey.objects.values().get() == before
 
     def test_each_attempt_has_the_policy_and_the_lease_of_its_own_request(self, store: Store) -> None:
         """The row shows them: the options may have changed since the last attempt."""
         for policy, lease in (("hold", 60.0), ("retry", 60.0), (None, None)):
-            claimed = store.claim(wanted := a_claim(policy=policy, lease=lease))
+            claimed = store.claim(request := a_claim(policy=policy, lease=lease))
             assert isinstance(claimed, Claimed)
             row = IdempotencyKey.objects.get()
             assert (row.policy, row.locked_until is None) == (policy, lease is None)
-            store.journal.fail(claimed, wanted, "it broke")
+            store.journal.fail(claimed, request, "it broke")
 
     def test_a_late_worker_changes_no_key_that_a_person_has_closed(self, store: Store) -> None:
         """Its attempt is still the last one."""
-        wanted = a_claim(lease=60.0)
-        claimed = store.claim(wanted)
+        request = a_claim(lease=60.0)
+        claimed = store.claim(request)
         assert isinstance(claimed, Claimed)
         IdempotencyKey.objects.update(locked_until=timezone.now() - timedelta(days=1))
         close_with(IdempotencyKey.objects.get(), SNAPSHOT)
@@ -254,7 +254,7 @@ class TestStoreContract:
         for late in (
             lambda: journal.fence(claimed),
             lambda: journal.renew(claimed, 60.0),
-            lambda: journal.fail(claimed, wanted, "it broke"),
+            lambda: journal.fail(claimed, request, "it broke"),
             lambda: journal.start_call(claimed, "charge", keyed=False),
         ):
             with pytest.raises(LeaseLost), transaction.atomic():

@@ -140,7 +140,7 @@ def test_memory_does_not_grow_for_ever() -> None:
     for number in range(999):
         backend.swap(str(number), None, b"1", -1)
     backend.swap("last", None, b"1", 30)
-    assert list(backend._kept) == ["first", "last"]
+    assert list(backend._values) == ["first", "last"]
 
 
 def test_a_backend_need_not_check_anything() -> None:

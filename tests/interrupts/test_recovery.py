@@ -65,16 +65,16 @@ def test_the_client_never_comes_back() -> None:
 
 def gone_after_its_charge(gateway: httpx.Client) -> str:
     """The key of a client that is gone, and whose worker has died after its charge, before it could commit that."""
-    wanted = a_claim(operation="POST settled", key=str(uuid4()), lease=60.0)
+    request = a_claim(operation="POST settled", key=str(uuid4()), lease=60.0)
     store = store_for("default")
     with transaction.atomic():
-        claimed = store.claim(wanted)
+        claimed = store.claim(request)
     assert isinstance(claimed, Claimed)
     with transaction.atomic():
         store.journal.start_call(claimed, "charge", keyed=False)
-    gateway.post("/charges", json={"amount": 1, "reference": f"charge {wanted.identity.key}"}).raise_for_status()
+    gateway.post("/charges", json={"amount": 1, "reference": f"charge {request.identity.key}"}).raise_for_status()
     lapse()
-    return wanted.identity.key
+    return request.identity.key
 
 
 def test_the_recovery_is_killed() -> None:

@@ -102,8 +102,10 @@ def test_a_duplicate_of_a_running_request_is_a_conflict() -> None:
 
 def test_a_duplicate_waits(backend: FaultyBackend) -> None:
     """Until the other request has ended, or its lease has expired."""
-    wanted = ClaimRequest(identity=identify(scope="s", operation="publish", key="k"), fingerprint=None, ttl=60, lease=9)
-    backend.swap(NAME, None, claim_value("f" * 32, wanted), 0.3)
+    claim_request = ClaimRequest(
+        identity=identify(scope="s", operation="publish", key="k"), fingerprint=None, ttl=60, lease=9
+    )
+    backend.swap(NAME, None, claim_value("f" * 32, claim_request), 0.3)
     assert (replayed(posting(wait=60)()), len(RUNS)) == ("false", 1)
 
 
@@ -123,7 +125,7 @@ def test_values_of_another_caller_are_never_replayed(backend: FaultyBackend) -> 
     """Even if they stood under the same name: scope, operation and key are compared."""
     posting()()
     other = name_of(identify(scope="s", operation="publish", key="other"))
-    backend._kept[other] = backend._kept[NAME]
+    backend._values[other] = backend._values[NAME]
     assert problem(posting()(key="other"))["code"] == "already-used"
 
 
@@ -145,7 +147,7 @@ def test_a_response_that_is_too_long_leaves_a_tombstone(
     first, second = send(), send()
     assert (len(first.content), problem(second)["code"]) == (900, "response-not-stored")
     assert second.headers["Location"] == "/events/1"
-    value, _ = backend._kept[NAME]
+    value, _ = backend._values[NAME]
     assert len(value) < 1000
 
 
@@ -292,11 +294,13 @@ def test_a_late_worker_gets_the_winners_result(backend: FaultyBackend, end: Any)
 
 
 def test_a_late_worker_gets_a_conflict_while_the_winner_runs(backend: FaultyBackend) -> None:
-    wanted = ClaimRequest(identity=identify(scope="s", operation="publish", key="k"), fingerprint=None, ttl=60, lease=9)
+    claim_request = ClaimRequest(
+        identity=identify(scope="s", operation="publish", key="k"), fingerprint=None, ttl=60, lease=9
+    )
 
     def loses_its_claim(request: Any) -> HttpResponse:
         evict(backend, NAME)
-        backend.swap(NAME, None, claim_value("f" * 32, wanted), 9)
+        backend.swap(NAME, None, claim_value("f" * 32, claim_request), 9)
         return publish(request)
 
     with heard() as told:

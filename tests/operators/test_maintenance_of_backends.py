@@ -15,7 +15,7 @@ from django_idempotency import Idempotency, IdempotencyConfigurationError, get_o
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.endpoints.specification import facts
 from django_idempotency.engine.conf import resolve
-from django_idempotency.engine.protocol.digests import kept_scope
+from django_idempotency.engine.protocol.digests import stored_scope
 from django_idempotency.maintenance import Forgotten, KeyInBackend, find_in_backend, forget
 from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent, clear_backends
@@ -81,7 +81,7 @@ def test_a_forgotten_key_runs_again() -> None:
 def test_a_long_scope_is_found_as_it_is_stored_and_as_it_is_returned() -> None:
     scope = "s" * 300
     posting(scope=lambda request: scope)()
-    found = [find_in_backend("events", **{**KEY, "scope": text}) for text in (scope, kept_scope(scope))]
+    found = [find_in_backend("events", **{**KEY, "scope": text}) for text in (scope, stored_scope(scope))]
     assert found == [KeyInBackend(status="completed", status_code=201, resource=None)] * 2
 
 

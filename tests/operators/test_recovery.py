@@ -19,7 +19,7 @@ from django_idempotency import (
     ResultNotStorable,
     once,
 )
-from django_idempotency.engine.execution.claiming import claim_request
+from django_idempotency.engine.execution.claiming import claim_request_for
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.maintenance import Asked, Recovered, in_doubt, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import Decision, decisions_of
@@ -233,9 +233,9 @@ class TestOneWinner:
 
         def forgotten(*args: Any) -> Any:
             IdempotencyKey.objects.all().delete()
-            return claim_request(*args)
+            return claim_request_for(*args)
 
-        monkeypatch.setattr("django_idempotency.maintenance.recovery.claim_request", forgotten)
+        monkeypatch.setattr("django_idempotency.maintenance.recovery.claim_request_for", forgotten)
         assert (only().outcome, IdempotencyKey.objects.count()) == ("passed", 0)
 
     def test_a_recovery_that_was_taken_over_changes_nothing(self) -> None:

@@ -144,7 +144,7 @@ class TestAnAnswerBeforeTheSteps:
 
     def test_a_read_whose_result_never_arrived_is_no_matter(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
         """As when a signal's exception strikes between its COMMIT and its return."""
-        monkeypatch.setattr(operation_module, "as_kept", breaks)
+        monkeypatch.setattr(operation_module, "as_stored", breaks)
 
         def does_without(request: Any) -> str:
             with pytest.raises(Broken):

@@ -11,8 +11,8 @@ from django_idempotency.engine.protocol.digests import (
     hash_of,
     identify,
     identify_given,
-    kept_scope,
     key_hash,
+    stored_scope,
 )
 
 
@@ -46,8 +46,8 @@ def test_a_hash_is_no_scope() -> None:
     sent = identify(scope=stored.scope, operation="o", key="k")
     assert sent.scope == f"scope:{sha256(stored.scope.encode()).hexdigest()}"
     assert sent.scope_hash != stored.scope_hash
-    assert (kept_scope("scope"), kept_scope("x" * 255)) == ("scope", "x" * 255)
-    assert kept_scope("\ud800").startswith("scope:")  # no database takes half a surrogate pair
+    assert (stored_scope("scope"), stored_scope("x" * 255)) == ("scope", "x" * 255)
+    assert stored_scope("\ud800").startswith("scope:")  # no database takes half a surrogate pair
 
 
 @pytest.mark.parametrize("scope", ["x", "x" * 256, "\x00", "scope:x"])

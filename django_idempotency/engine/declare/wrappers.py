@@ -78,14 +78,14 @@ def with_call(function: Any) -> Iterator[Any]:
 
 def innermost(function: Any) -> Any:
     """Return the function underneath all the decorators. See `unwrapped`."""
-    *_, found = unwrapped(function)
-    return found
+    *_, last = unwrapped(function)
+    return last
 
 
 def dotted_name(function: Any) -> str:
     """Return the dotted name of the innermost function, or of its class if it is another object."""
-    found = innermost(function)
-    named = found if hasattr(found, "__qualname__") else type(found)
+    inner = innermost(function)
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
     return f"{named.__module__}.{named.__qualname__}"
 
 

@@ -51,7 +51,7 @@ class Atomic(Runner):
     def suits(backend: str | None, lease: Any) -> bool:
         return backend is None and lease is None
 
-    def run(self, store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+    def run(self, store: Store, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
         """See the base class.
 
         Raises:
@@ -60,7 +60,7 @@ class Atomic(Runner):
         """
         run = work.run
         while True:
-            attempt = _Attempt(store, wanted, Transaction(connections[store.alias]))
+            attempt = _Attempt(store, request, Transaction(connections[store.alias]))
             outcome, is_stored = attempt.transaction.guard(partial(_run, attempt, work, run))
             if is_stored or not isinstance(outcome, Finished) or outcome.final is None:
                 return outcome
@@ -83,13 +83,13 @@ def _answered(finished: Finished[T], operation: Operation) -> Finished[T]:
 
 def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T]]) -> tuple[Outcome[T], bool]:
     """Return the outcome, and whether it is stored with the claim."""
-    store, wanted = attempt.store, attempt.wanted
+    store, request = attempt.store, attempt.request
     claim, finished, operation = None, None, None
     try:
-        claim = claim_or_wait(store, wanted, attempt.claim, alone=attempt.transaction.is_alone)
+        claim = claim_or_wait(store, request, attempt.claim, alone=attempt.transaction.is_alone)
         if not isinstance(claim, Claimed):
             return claim, False
-        operation = Operation(wanted.identity, claim.attempt)
+        operation = Operation(request.identity, claim.attempt)
         try:
             returned = without_bridge_above(partial(run, operation))
         except BaseException:
@@ -134,24 +134,24 @@ class _Attempt:
     """
 
     store: Store
-    wanted: ClaimRequest
+    request: ClaimRequest
     transaction: Transaction
     is_committed: bool = field(default=False, init=False)
 
     def claim(self) -> ClaimOutcome:
         """Claim the key in a transaction that stays open only if the claim succeeds."""
-        store, wanted, own = self.store, self.wanted, self.transaction
+        store, request, own = self.store, self.request, self.transaction
         connection = own.connection
         if connection.connection is None and not connection.in_atomic_block:
             opened(connection)
         try:
             own.begin()
-            claim = store.claim(wanted)
+            claim = store.claim(request)
             if isinstance(claim, Claimed):
-                vars(own.block)[IDENTITY] = wanted.identity
+                vars(own.block)[IDENTITY] = request.identity
                 if "set_rollback" not in vars(connection):
                     _note_rollbacks(connection)
-                report("claimed", wanted.identity, store.alias, attempt=claim.attempt)
+                report("claimed", request.identity, store.alias, attempt=claim.attempt)
                 return claim
             if own.is_outermost:
                 own.end()
@@ -167,7 +167,7 @@ class _Attempt:
 
     def _refuse_own_key(self) -> None:
         """Raise an error if the work that requests the key is part of the work that holds it."""
-        identity, database = self.wanted.identity, self.store.alias
+        identity, database = self.request.identity, self.store.alias
         if not any(vars(block).get(IDENTITY) == identity for block in self.transaction.connection.atomic_blocks):
             return
         problem = (
@@ -198,7 +198,7 @@ class _Attempt:
         See Note [A committed claim without a lease].
         """
         self.transaction.connection.needs_rollback = False  # without a transaction there's nothing to roll back
-        self.store.claim(self.wanted)
+        self.store.claim(self.request)
 
     def may_commit(self, claim: Claimed, returned: Finished[T]) -> bool:
         """Return whether to commit what the work wrote.
@@ -275,7 +275,7 @@ class _Attempt:
             return unavailable(self.store.alias, error)
         if code not in self.store.rolled_back:
             return None
-        seen = self.store.look(self.wanted)
+        seen = self.store.look(self.request)
         # While the work is running, a deadlock may involve other rows. If no duplicate has stored a result, none
         # has won.
         return None if running and isinstance(seen, Conflicted) else seen
@@ -291,7 +291,7 @@ class _Attempt:
         finally:
             if answered is None:
                 event = "held" if held else "released"
-                report(event, self.wanted.identity, self.store.alias, reason=describe(error))
+                report(event, self.request.identity, self.store.alias, reason=describe(error))
         return None if answered is None else replace(answered, held=held)
 
     def is_held(self) -> bool:
@@ -301,7 +301,7 @@ class _Attempt:
         if not self.transaction.is_outermost or self.transaction.connection.connection is None:
             return False
         try:
-            return isinstance(self.store.look(self.wanted), InDoubt)
+            return isinstance(self.store.look(self.request), InDoubt)
         except (Error, IdempotencyError):
             return False
 

@@ -31,7 +31,7 @@ for the sake of fast views, and then grow longer, to save queries."""
 logger = logging.getLogger("django_idempotency")
 
 
-def claim_request(options: Options, identity: Identity, fingerprint: Fingerprint | None) -> ClaimRequest:
+def claim_request_for(options: Options, identity: Identity, fingerprint: Fingerprint | None) -> ClaimRequest:
     current, earlier = (None, ()) if fingerprint is None else fingerprint
     return ClaimRequest(
         identity=identity,
@@ -73,9 +73,9 @@ def has_begun(connection: Any) -> bool:
 
 
 def claim_or_wait(
-    store: Store, wanted: ClaimRequest, claim: Callable[[], ClaimOutcome], *, alone: bool = True
+    store: Store, request: ClaimRequest, claim: Callable[[], ClaimOutcome], *, alone: bool = True
 ) -> ClaimOutcome:
-    """Claim the key, or wait up to `wanted.wait` seconds for the worker that holds it.
+    """Claim the key, or wait up to `request.wait` seconds for the worker that holds it.
 
     After a deadlock or a serialization failure, the claim is tried once more, because nothing has run yet. Inside the
     caller's transaction, the claim is tried only once, without waiting: the error undoes the caller's own writes, and
@@ -85,13 +85,13 @@ def claim_or_wait(
         alone: whether the caller had no open transaction before the claim. After an error, the connection may be
             closed, and the caller's transaction lost with it.
     """
-    if not (wanted.wait and alone):
-        return _claimed(store, wanted, claim, alone)
+    if not (request.wait and alone):
+        return _claimed(store, request, claim, alone)
     # The wait includes the first claim, which MySQL may delay under some isolation levels.
-    return waited_for(partial(_claimed, store, wanted, claim, alone), time.monotonic() + wanted.wait)
+    return waited_for(partial(_claimed, store, request, claim, alone), time.monotonic() + request.wait)
 
 
-def _claimed(store: Store, wanted: ClaimRequest, claim: Callable[[], ClaimOutcome], alone: bool) -> ClaimOutcome:
+def _claimed(store: Store, request: ClaimRequest, claim: Callable[[], ClaimOutcome], alone: bool) -> ClaimOutcome:
     for _ in range(2):
         try:
             return claim()
@@ -102,13 +102,13 @@ def _claimed(store: Store, wanted: ClaimRequest, claim: Callable[[], ClaimOutcom
             if not (code in store.repeatable and alone):
                 down = code in store.down and alone
                 if not down:
-                    report("error", wanted.identity, store.alias, reason=describe(error))
+                    report("error", request.identity, store.alias, reason=describe(error))
                 store.explain(error)
                 if down:
                     return unavailable(store.alias, error)
                 raise
         except NotDecryptable as error:
-            report("error", wanted.identity, store.alias, reason=describe(error))
+            report("error", request.identity, store.alias, reason=describe(error))
             raise
     return Conflicted()
 

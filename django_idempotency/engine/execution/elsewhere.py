@@ -96,9 +96,9 @@ class Elsewhere(Runner):
     def journal(self, operation: str) -> BackendJournal:
         return BackendJournal(str(self.options.backend))
 
-    def run(self, store: None, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+    def run(self, store: None, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
         """See the base class. If a transaction is open, this raises `IdempotencyConfigurationError`."""
-        key, end = _Key(str(self.options.backend), wanted), time.monotonic() + wanted.wait
+        key, end = _Key(str(self.options.backend), request), time.monotonic() + request.wait
         journal = BackendJournal(str(self.options.backend), key)
         journal.refuse_transactions()
         operation = finished = None
@@ -107,7 +107,7 @@ class Elsewhere(Runner):
             if not isinstance(claim, Claimed):
                 return claim
             key.report("claimed", attempt=1)
-            operation = Operation(wanted.identity, journal=journal)
+            operation = Operation(request.identity, journal=journal)
             finished = replace(_run(work, operation), resource=operation.resource)
             return key.end(finished)
         except _Overtaken:
@@ -161,27 +161,27 @@ def _readable(value: bytes) -> StoredKey:
 class _Key:
     """One key in a backend, and this attempt's value. See Note [Who holds the key]."""
 
-    def __init__(self, backend: str, wanted: ClaimRequest) -> None:
-        self.backend, self.wanted = backend_for(backend), wanted
-        self.report = partial(report, identity=wanted.identity, using=None, backend=backend)
-        self.name = name_of(wanted.identity)
+    def __init__(self, backend: str, request: ClaimRequest) -> None:
+        self.backend, self.request = backend_for(backend), request
+        self.report = partial(report, identity=request.identity, using=None, backend=backend)
+        self.name = name_of(request.identity)
         self.token = token_hex(16)
         self.value = b""
         self.lost = False
 
     def claim(self) -> ClaimOutcome:
-        wanted, of = self.wanted, self.wanted.identity
-        self.value = claim_value(self.token, wanted)
-        too_old = wanted.late is not None and wanted.late(time.time())
+        request, of = self.request, self.request.identity
+        self.value = claim_value(self.token, request)
+        too_old = request.late is not None and request.late(time.time())
         try:
-            found = self._swap(None, None if too_old else self.value, wanted.lease or 0)
-            stored = None if found is None or found == self.value else _readable(found)
+            current = self._swap(None, None if too_old else self.value, request.lease or 0)
+            stored = None if current is None or current == self.value else _readable(current)
         except _Silent:
             self._log("does not answer. Nothing has run")
             return Unavailable()
         if stored is not None:
             try:
-                return cast(Known, decide(stored, wanted))
+                return cast(Known, decide(stored, request))
             except NotDecryptable as error:
                 self.report("error", reason=describe(error))
                 raise
@@ -190,8 +190,8 @@ class _Key:
     def look(self) -> Completed | Refusal:
         """Return what a duplicate would get now."""
         try:
-            found = self._swap(None, None, 0)
-            return Conflicted() if found is None else cast(Known, decide(_readable(found), self.wanted))
+            current = self._swap(None, None, 0)
+            return Conflicted() if current is None else cast(Known, decide(_readable(current), self.request))
         except (_Silent, NotDecryptable):
             self._log("does not say who has taken over")
             return Conflicted()
@@ -201,9 +201,9 @@ class _Key:
         if finished.final is None:
             self.release()
             return finished
-        value = result_value(self.token, self.wanted, finished.resource, finished.final, self.backend.max_bytes)
+        value = result_value(self.token, self.request, finished.resource, finished.final, self.backend.max_bytes)
         try:
-            self.put(value, self.wanted.ttl)
+            self.put(value, self.request.ttl)
         except _Silent:
             # If this raised an error, the client would send the request again, and the work would run again.
             self._log("did not store a result. A retry may run the work again")
@@ -218,7 +218,7 @@ class _Key:
             self._log("did not release a key, which waits for its lease")
 
     def refer(self, resource: Resource) -> None:
-        self._renew(claim_value(self.token, self.wanted, resource))
+        self._renew(claim_value(self.token, self.request, resource))
 
     def renew(self) -> None:
         self._renew(self.value)
@@ -226,19 +226,19 @@ class _Key:
     def _renew(self, value: bytes) -> None:
         """Replace the claim. Raises `_Overtaken`, and any error of the backend, for the view to see."""
         try:
-            self.put(value, self.wanted.lease or 0)
+            self.put(value, self.request.lease or 0)
         except _Silent as silent:
             raise silent.__cause__ or silent from None
 
     def put(self, new: bytes | None, seconds: float) -> None:
         """Replace this attempt's value. Raises `_Overtaken` and `_Silent`."""
         expected: bytes | None = self.value
-        found = self._swap(expected, new, seconds)
-        if found is None and new is not None:
+        current = self._swap(expected, new, seconds)
+        if current is None and new is not None:
             self.report_loss()
-        if found not in (expected, new) and (found is None or is_of(found, self.token)):
-            expected, found = found, self._swap(found, new, seconds)
-        if found not in (expected, new):
+        if current not in (expected, new) and (current is None or is_of(current, self.token)):
+            expected, current = current, self._swap(current, new, seconds)
+        if current not in (expected, new):
             self.report_loss()
             raise _Overtaken("another worker has taken the key over.")
         self.value = new or b""
@@ -261,27 +261,27 @@ class _Key:
 
     def _log(self, what: str) -> None:
         with harmless():
-            logger.exception("Backend of idempotency key %s %s.", self.wanted.identity.reference, what)
+            logger.exception("Backend of idempotency key %s %s.", self.request.identity.reference, what)
 
 
 class BackendJournal(NoSteps):
     """The journal of work with a `backend`. It has no steps, because they would need the step table."""
 
-    def __init__(self, backend: str, kept: _Key | None = None) -> None:
+    def __init__(self, backend: str, key: _Key | None = None) -> None:
         super().__init__(
             "call, fetch and write keep their results in the database, which this operation, with backend=, does not "
             "use. Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has "
             "steps."
         )
-        self._backend, self._at = backend, kept
+        self._backend, self._key = backend, key
 
     def renew(self) -> None:
-        if self._at is not None:
-            self._at.renew()
+        if self._key is not None:
+            self._key.renew()
 
     def refer(self, resource: Resource) -> None:
-        if self._at is not None:
-            self._at.refer(resource)
+        if self._key is not None:
+            self._key.refer(resource)
 
     def refuse_transactions(self, what: str = "") -> None:
         for connection in connections.all(initialized_only=True):

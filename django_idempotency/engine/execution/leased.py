@@ -60,7 +60,7 @@ class Leased(Runner):
     def journal(self, operation: str) -> MemoryJournal:
         return MemoryJournal(cast(str, self.alias()), self.options.lease_seconds or 0, operation)
 
-    def run(self, store: Store, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+    def run(self, store: Store, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
         """See the base class. If a transaction is open, this raises `IdempotencyConfigurationError`.
 
         Exceptions and cancellations also mark the key as failed, so that the next retry need not wait for the lease to
@@ -73,25 +73,25 @@ class Leased(Runner):
         def claim_it() -> ClaimOutcome:
             nonlocal held
             held = None  # an earlier try was rolled back
-            outcome = store.claim(wanted)
+            outcome = store.claim(request)
             held = outcome if isinstance(outcome, Claimed) else None
             return outcome
 
         try:
-            claim = claim_or_wait(store, wanted, partial(committed, store, work.title, claim_it))
+            claim = claim_or_wait(store, request, partial(committed, store, work.title, claim_it))
             if not isinstance(claim, Claimed):
                 return claim
             about, ended = claim.resource, "error"  # nothing runs before the steps are read
             event = "taken_over" if claim.abandoned else "claimed"
-            report(event, wanted.identity, store.alias, attempt=claim.attempt, resource=about)
-            journal = TableJournal(store, wanted, claim)
-            operation = Operation(wanted.identity, claim.attempt, claim.resource, journal)
+            report(event, request.identity, store.alias, attempt=claim.attempt, resource=about)
+            journal = TableJournal(store, request, claim)
+            operation = Operation(request.identity, claim.attempt, claim.resource, journal)
             operation._begin(reconciling=True)
             ended = "released"
             try:
                 # If the last attempt was abandoned, or if a call is in doubt or its value is lost, the project's
                 # `reconcile` runs first. If it returns a final result, the work doesn't run.
-                asks = wanted.known_only or claim.abandoned or claim.in_doubt or operation.lost
+                asks = request.known_only or claim.abandoned or claim.in_doubt or operation.lost
                 finished = (work.reconcile(operation) if asks else None) or _run(store, work, operation)
                 if finished.verdict is Verdict.KEEP and (why := operation._left_behind()):
                     finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=why)
@@ -99,16 +99,16 @@ class Leased(Runner):
                 about = operation.resource
             # What `reconcile` has settled without recording it is still counted as unknown.
             settled = not operation.in_doubt
-            return _ended(store, wanted, claim, replace(finished, resource=about), settled=settled)
+            return _ended(store, request, claim, replace(finished, resource=about), settled=settled)
         except BaseException as error:
             if held is None or (ended is None and not is_limit(error)):
                 raise  # see Note [Lost answers] about a claim whose COMMIT has failed
             if isinstance(error, ClaimLost):
                 # Another worker took the key over, or a person made a decision about it. The client gets the same
                 # response as a duplicate.
-                return store.look(wanted)
-            if not _released(store, wanted, held, error, ended, about) and not is_limit(error):
-                return store.look(wanted)
+                return store.look(request)
+            if not _released(store, request, held, error, ended, about) and not is_limit(error):
+                return store.look(request)
             if isinstance(error, Refused):
                 return InDoubt(attempt=held.attempt, resource=about, unkeyed=(error.step,))
             if isinstance(error, OutcomeUnknown) and operation._reconciling:
@@ -120,13 +120,13 @@ class Leased(Runner):
 
 
 def _released(
-    store: Store, wanted: ClaimRequest, held: Claimed, error: BaseException, event: str | None, about: Resource | None
+    store: Store, request: ClaimRequest, held: Claimed, error: BaseException, event: str | None, about: Resource | None
 ) -> bool:
     """Mark the key as failed because of this exception. Return whether this worker still held the key."""
     try:
-        committed(store, END, partial(store.journal.fail, held, wanted, describe(error)), twice=True)
+        committed(store, END, partial(store.journal.fail, held, request, describe(error)), twice=True)
         if event:
-            report(event, wanted.identity, store.alias, reason=describe(error), resource=about)
+            report(event, request.identity, store.alias, reason=describe(error), resource=about)
     except ClaimLost:
         return False
     except (Error, IdempotencyConfigurationError):
@@ -134,11 +134,11 @@ def _released(
     return True
 
 
-def _ended(store: Store, wanted: ClaimRequest, claim: Claimed, finished: Finished[T], *, settled: bool) -> Finished[T]:
+def _ended(store: Store, request: ClaimRequest, claim: Claimed, finished: Finished[T], *, settled: bool) -> Finished[T]:
     """Complete the key or mark it as failed. Raises `ClaimLost`."""
     if finished.final is not None:
         try:
-            committed(store, END, partial(store.complete, claim, finished.final, ttl=wanted.ttl, settled=settled))
+            committed(store, END, partial(store.complete, claim, finished.final, ttl=request.ttl, settled=settled))
         except ClaimLost:
             if not settled:
                 raise
@@ -148,7 +148,7 @@ def _ended(store: Store, wanted: ClaimRequest, claim: Claimed, finished: Finishe
             finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=UNKNOWN)
         else:
             return finished
-    committed(store, END, partial(store.journal.fail, claim, wanted, finished.reason))
+    committed(store, END, partial(store.journal.fail, claim, request, finished.reason))
     return finished
 
 

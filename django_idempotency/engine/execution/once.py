@@ -25,11 +25,11 @@ from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey, check_key
 from ..protocol.outcomes import Finished, Snapshot, Verdict
 from .bridge import in_thread, synchronous
-from .claiming import claim_request
+from .claiming import claim_request_for
 from .memory import tell_handed_on
 from .operation import Operation
 from .payloads import payload_fingerprint
-from .results import as_kept, decode, encode
+from .results import as_stored, decode, encode
 from .runners import Runner, Work
 
 logger = logging.getLogger("django_idempotency")
@@ -110,7 +110,7 @@ def run_once(
         report_unprotected(name)
         return Result(runner.bare(partial(function.bare, name, runner.without_key(name, identity))), replayed=False)
     warn_of_gateways(name, resolved)
-    outcome = runner.perform(claim_request(resolved, identity, fingerprint), function)
+    outcome = runner.perform(claim_request_for(resolved, identity, fingerprint), function)
     if resolved.backend and isinstance(outcome, outcomes.Completed) and outcome.snapshot.body is None:
         raise exceptions.ResultLost(
             f"{name} with key {identity.key!r} has run, and its result was too long for the backend "
@@ -219,7 +219,7 @@ class _Function(Work[Any]):
         """Call the function without protection. If its result can't be stored, return it and log an error."""
         value = self.called(operation)
         try:
-            return as_kept(value, encode(value))
+            return as_stored(value, encode(value))
         except exceptions.ResultNotStorable as error:
             tell_handed_on(name, error)
             return value
@@ -257,9 +257,9 @@ def final_result(result: Any, reconcile: Callable[[Operation], Any] | None) -> F
 
 
 def _recorded(value: T) -> Finished[T]:
-    kept = encode(value)
-    snapshot = Snapshot(status_code=DONE, headers=JSON, body=kept.encode())
-    return Finished(value=as_kept(value, kept), verdict=Verdict.KEEP, snapshot=snapshot)
+    text = encode(value)
+    snapshot = Snapshot(status_code=DONE, headers=JSON, body=text.encode())
+    return Finished(value=as_stored(value, text), verdict=Verdict.KEEP, snapshot=snapshot)
 
 
 def _identity(scope: str, operation: str, key: Key) -> Identity:
@@ -294,7 +294,7 @@ def _value(snapshot: Snapshot) -> Any:
     if not (snapshot.header("Content-Type") or "").partition(";")[0].rstrip().endswith("json"):
         return text  # a person has completed the key with a response that isn't JSON
     try:
-        kept = json.loads(text)
-        return decode(text) if isinstance(kept, dict) and set(kept) in STORED_AS else kept
+        value = json.loads(text)
+        return decode(text) if isinstance(value, dict) and set(value) in STORED_AS else value
     except (ValueError, LookupError, TypeError):
         return text

@@ -34,7 +34,7 @@ from ..protocol.digests import Identity, derived_key, has_controls
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Resource
 from .bridge import awaited, is_on_event_loop, synchronous, until_done
-from .results import as_kept, encode_returned, encode_step
+from .results import as_stored, encode_returned, encode_step
 from .steps import ONE_TRANSACTION, CallInDoubt, Step, StepJournal
 
 MAX_NAME, MAX_TYPE, MAX_ID = 100, 100, 255
@@ -152,8 +152,8 @@ class Operation:
         """
         return self._names(lambda step: step.lost)
 
-    def _names(self, wanted: Callable[[Step], bool]) -> tuple[str, ...]:
-        return tuple(sorted(step.name for step in self._steps.values() if wanted(step)))
+    def _names(self, matches: Callable[[Step], bool]) -> tuple[str, ...]:
+        return tuple(sorted(step.name for step in self._steps.values() if matches(step)))
 
     def derive_key(self, name: str) -> str:
         """Return a UUID to send as an external call's idempotency key: the same one for `name` in every attempt.
@@ -492,7 +492,7 @@ class Operation:
             self._journal.hand_on(step, value, error)
         elif error is not None:
             raise error
-        return value if text is None else as_kept(value, text)
+        return value if text is None else as_stored(value, text)
 
     # --- the end
 

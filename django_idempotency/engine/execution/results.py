@@ -25,13 +25,13 @@ def encode_step(value: Any) -> str:
     Raises:
         ResultNotStorable: the value is neither JSON nor a saved model instance, or takes more than 1 MiB.
     """
-    kept = encode(value)  # ASCII, so characters are bytes
-    if len(kept) > MAX_STEP_BYTES:
+    text = encode(value)  # ASCII, so characters are bytes
+    if len(text) > MAX_STEP_BYTES:
         raise ResultNotStorable(
-            f"the result of a step takes {len(kept)} bytes as JSON, and at most {MAX_STEP_BYTES} can be kept. Return "
+            f"the result of a step takes {len(text)} bytes as JSON, and at most {MAX_STEP_BYTES} can be kept. Return "
             "what the next steps need, such as the id of the charge."
         )
-    return kept
+    return text
 
 
 def encode(value: Any) -> str:
@@ -62,11 +62,11 @@ def encode(value: Any) -> str:
 
 
 def _encode(value: Any) -> str:
-    kept: dict[str, Any] = {"value": value}
+    stored: dict[str, Any] = {"value": value}
     if isinstance(value, models.Model):
-        kept = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
+        stored = {"model": value._meta.label, "pk": _encode_pk(value), "using": value._state.db}
     # Python would write NaN and Infinity, which are not valid JSON.
-    return json.dumps(kept, cls=DjangoJSONEncoder, allow_nan=False)
+    return json.dumps(stored, cls=DjangoJSONEncoder, allow_nan=False)
 
 
 def encode_returned(value: Any) -> tuple[str | None, BaseException | None]:
@@ -107,15 +107,15 @@ def decode(text: str | None) -> Any:
     """Return the stored value. A model instance is fetched; if its row is gone, `DoesNotExist` is raised."""
     if text is None:
         return None
-    kept = json.loads(text)
-    if "model" not in kept:
-        return kept["value"]
-    model = apps.get_model(kept["model"])
-    parts = kept["pk"] if model._meta.is_composite_pk else [kept["pk"]]
+    stored = json.loads(text)
+    if "model" not in stored:
+        return stored["value"]
+    model = apps.get_model(stored["model"])
+    parts = stored["pk"] if model._meta.is_composite_pk else [stored["pk"]]
     pk = tuple(field.to_python(part) for field, part in zip(model._meta.pk_fields, parts, strict=True))
-    return model._base_manager.using(kept["using"]).get(pk=pk if model._meta.is_composite_pk else pk[0])
+    return model._base_manager.using(stored["using"]).get(pk=pk if model._meta.is_composite_pk else pk[0])
 
 
-def as_kept(value: Any, text: str) -> Any:
+def as_stored(value: Any, text: str) -> Any:
     """Return the value as every retry will read it. A tuple, for example, becomes a list."""
     return value if isinstance(value, models.Model) else decode(text)

@@ -85,7 +85,7 @@ class Runner(Mode):
     # --- what differs
 
     @abstractmethod
-    def run(self, store: Any, wanted: ClaimRequest, work: Work[T]) -> Outcome[T]:
+    def run(self, store: Any, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
         """Run the work if its key can be claimed. Return how that ended, or why the work did not run.
 
         Args:
@@ -110,7 +110,7 @@ class Runner(Mode):
         """See `Mode`. This is the `using` option, or what the database routers choose for this request."""
         return self.options.using or router.db_for_write(IdempotencyKey)
 
-    def perform(self, wanted: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
+    def perform(self, request: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
         """Run the work once for its key, and report how that ended. The caller must check `pauses` first.
 
         A recovery is not a client, so no replay or refusal is reported for it, only what it has done or asked.
@@ -121,12 +121,12 @@ class Runner(Mode):
         if alias is None:
             alias = self.alias()
         store = None if alias is None else reached(alias)
-        outcome = store if isinstance(store, Unavailable) else self.run(store, wanted, work)
+        outcome = store if isinstance(store, Unavailable) else self.run(store, request, work)
         if isinstance(outcome, Completed) and not work.may_replay():
             outcome = Withheld()
         undecided = isinstance(outcome, InDoubt) and outcome.undecided
-        if not wanted.known_only or undecided or isinstance(outcome, Finished):
-            report_outcome(outcome, wanted.identity, alias, self.options.backend)
+        if not request.known_only or undecided or isinstance(outcome, Finished):
+            report_outcome(outcome, request.identity, alias, self.options.backend)
         return outcome
 
     def pauses(self, operation: str) -> bool:

@@ -40,16 +40,16 @@ class Refused(OutcomeUnknown):
 class TableJournal(StepJournal):
     """One attempt's steps in the table, written under its fence."""
 
-    def __init__(self, store: Store, wanted: ClaimRequest, claim: Claimed) -> None:
+    def __init__(self, store: Store, request: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
-        self._identity, self._policy = wanted.identity, wanted.policy
-        self._keys_last = wanted.keys_last if wanted.policy == "retry-keyed" else None
-        self.lease = wanted.lease or 0
+        self._identity, self._policy = request.identity, request.policy
+        self._keys_last = request.keys_last if request.policy == "retry-keyed" else None
+        self.lease = request.lease or 0
         self._since = time.monotonic()
 
     def steps(self) -> dict[str, Step]:
         # The workers of earlier attempts can no longer add steps.
-        kept = self._journal.steps(self._claim) if self._claim.attempt > 1 else {}
+        stored = self._journal.steps(self._claim) if self._claim.attempt > 1 else {}
         return {
             name: Step(
                 name,
@@ -59,7 +59,7 @@ class TableJournal(StepJournal):
                 text=step.result,
                 doubt=CallInDoubt(step.started_at, step.age, step.keyed),
             )
-            for name, step in kept.items()
+            for name, step in stored.items()
         }
 
     def renew(self) -> None:

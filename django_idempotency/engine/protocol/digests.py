@@ -76,7 +76,7 @@ def has_controls(text: str) -> bool:
     return CONTROLS.search(text) is not None
 
 
-def kept_scope(scope: str) -> str:
+def stored_scope(scope: str) -> str:
     """Return the scope as the table stores it: unchanged if it is short and printable, otherwise as "scope:" and a
     hash.
 
@@ -91,14 +91,14 @@ def kept_scope(scope: str) -> str:
 
 def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> Identity:
     """Return the identity of a request or, with `stored=True`, of a row. A row's scope is used unchanged."""
-    scope = scope if stored else kept_scope(scope)
+    scope = scope if stored else stored_scope(scope)
     of_key, of_all = sha256(key.encode()).digest(), digest(scope, operation, key)
     return Identity(scope, operation, key, *unpack(">qq", of_key[:8] + of_all[:8]))
 
 
 def identify_given(*, scope: str, operation: str, key: str) -> Identity:
     """Return the identity for a scope that an operator gives: as the endpoint's `scope=` returns it, or as a row shows
-    it. Never use it for a scope that a client may have chosen: see `kept_scope`.
+    it. Never use it for a scope that a client may have chosen: see `stored_scope`.
     """
     return identify(scope=scope, operation=operation, key=key, stored=STORED_HASH.fullmatch(scope) is not None)
 

@@ -73,21 +73,21 @@ class Resume:
 Ruling = TakeOver | Resume | outcomes.Known
 
 
-def decide(stored: StoredKey, wanted: ClaimRequest) -> Ruling:
+def decide(stored: StoredKey, request: ClaimRequest) -> Ruling:
     """Decide what happens to a request whose key is already stored. The first matching rule wins."""
-    of = wanted.identity
+    of = request.identity
     if (stored.scope, stored.operation, stored.key) != (of.scope, of.operation, of.key):
         # The hashes match, but the caller, operation or key does not. The refusal must reveal nothing about this row.
         return outcomes.Mismatched()
     if stored.expired:
         # If a dated key has an expired row, its work is known to have run. The date alone might not show that,
         # because `ttl` may have been raised since.
-        return outcomes.TooOld() if wanted.known_only or wanted.late is not None else TakeOver()
+        return outcomes.TooOld() if request.known_only or request.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
-    if None not in (stored.fingerprint, wanted.fingerprint) and stored.fingerprint not in (
-        wanted.fingerprint,
-        *wanted.earlier,
+    if None not in (stored.fingerprint, request.fingerprint) and stored.fingerprint not in (
+        request.fingerprint,
+        *request.earlier,
     ):
         return outcomes.Mismatched(resource=stored.resource, refused=(stored.status_code or 0) >= 400)
     if stored.status is Status.COMPLETED:
@@ -108,24 +108,24 @@ class Doubt(NamedTuple):
     recognizable: bool
 
 
-def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) -> outcomes.Claimed | outcomes.InDoubt:
+def resumed(stored: StoredKey, request: ClaimRequest, doubts: Sequence[Doubt]) -> outcomes.Claimed | outcomes.InDoubt:
     """Return the outcome for a key whose last attempt failed or was abandoned. The store has locked its row.
 
     A write in doubt is never repeated, because that would write twice. A call in doubt is repeated if `on_abandoned`
     allows it. If a call must not be repeated, the whole key stays in doubt, unless the project's `reconcile` is
     called first.
     """
-    held = [doubt for doubt in doubts if not (doubt.is_call and (wanted.reconciles or _may_repeat(doubt, wanted)))]
+    held = [doubt for doubt in doubts if not (doubt.is_call and (request.reconciles or _may_repeat(doubt, request)))]
     if held:
         # `InDoubt` does not change the attempt number, so the previous worker, if it is still alive, can store its
         # call's result.
-        unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and wanted.policy == "retry-keyed")
+        unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and request.policy == "retry-keyed")
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource, unkeyed=unkeyed)
     return outcomes.Claimed(
         id=stored.id,
         attempt=stored.attempt + 1,
-        key_hash=wanted.identity.key_hash,
-        scope_hash=wanted.identity.scope_hash,
+        key_hash=request.identity.key_hash,
+        scope_hash=request.identity.scope_hash,
         abandoned=stored.status is Status.IN_PROGRESS,
         in_doubt=tuple(doubt.name for doubt in doubts),
         resource=stored.resource,
@@ -133,5 +133,5 @@ def resumed(stored: StoredKey, wanted: ClaimRequest, doubts: Sequence[Doubt]) ->
     )
 
 
-def _may_repeat(doubt: Doubt, wanted: ClaimRequest) -> bool:
-    return wanted.policy == "retry" or (wanted.policy == "retry-keyed" and doubt.recognizable)
+def _may_repeat(doubt: Doubt, request: ClaimRequest) -> bool:
+    return request.policy == "retry" or (request.policy == "retry-keyed" and doubt.recognizable)

@@ -22,7 +22,7 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
-from ..execution.claiming import claim_request
+from ..execution.claiming import claim_request_for
 from ..execution.runners import Runner
 from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
@@ -61,19 +61,19 @@ def handle(call: ViewCall) -> HttpResponseBase:
             "Remove one of the decorators or the mixin."
         )
 
-    wanted = asked(call)
-    if not isinstance(wanted, ClaimRequest):
-        return pass_through(call) if wanted is None else _refuse(call, wanted)
+    claim_request = asked(call)
+    if not isinstance(claim_request, ClaimRequest):
+        return pass_through(call) if claim_request is None else _refuse(call, claim_request)
 
     try:
-        outcome = runner.perform(wanted, call)
+        outcome = runner.perform(claim_request, call)
     except Exception as error:
         call.adapter.unanswered(call, error)
         raise
     if isinstance(outcome, Finished):
         return call.adapter.deliver(call, outcome.value, replayed=False, own=True)
     keep_stored_session(call.request)
-    return _replay(call, outcome) if isinstance(outcome, Completed) else _turned_away(call, wanted, outcome)
+    return _replay(call, outcome) if isinstance(outcome, Completed) else _turned_away(call, claim_request, outcome)
 
 
 def asked(call: ViewCall) -> ClaimRequest | Problem | None:
@@ -95,14 +95,14 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         if refused.advice:
             advise(operation, refused.advice)
         return refused.problem
-    wanted = claim_request(options, identify(scope=scope, operation=operation, key=key), fingerprint)
-    return refusing_late(wanted) if options.late_keys == "refuse" else wanted
+    claim_request = claim_request_for(options, identify(scope=scope, operation=operation, key=key), fingerprint)
+    return refusing_late(claim_request) if options.late_keys == "refuse" else claim_request
 
 
-def _turned_away(call: ViewCall, wanted: ClaimRequest, refusal: Refusal | Withheld) -> HttpResponseBase:
+def _turned_away(call: ViewCall, claim_request: ClaimRequest, refusal: Refusal | Withheld) -> HttpResponseBase:
     options = call.options
     if isinstance(refusal, Conflicted) and options.in_progress_status == 202:
-        return call.adapter.deliver(call, accepted(options.runner.alias(), wanted.identity), replayed=False)
+        return call.adapter.deliver(call, accepted(options.runner.alias(), claim_request.identity), replayed=False)
     problem = problems.problem_of(refusal, options)
     if (problem.resource or problem.refused) and not call.may_replay():
         problem = replace(problem, resource=None, refused=False)

@@ -94,20 +94,20 @@ def capture(response: HttpResponseBase, options: Options) -> Snapshot:
 def _headers(response: HttpResponseBase) -> Headers:
     store_cookies = get_settings().store_cookies
     dropped = NEVER_KEPT - {"set-cookie"} if store_cookies else NEVER_KEPT
-    kept, connection = [], ""
+    headers, connection = [], ""
     for name, value in response.headers.items():
         if (lower := name.lower()) not in dropped:
-            kept.append((name, value))
+            headers.append((name, value))
         elif lower == "connection":
             connection = value.lower()
     if connection:  # `Connection` names other connection-specific headers
         named = {name.strip() for name in connection.split(",")}
-        kept = [(name, value) for name, value in kept if name.lower() not in named]
+        headers = [(name, value) for name, value in headers if name.lower() not in named]
     if response.reason_phrase != responses.get(response.status_code, "Unknown Status Code"):
-        kept.append((REASON, response.reason_phrase))
+        headers.append((REASON, response.reason_phrase))
     if store_cookies:
-        kept += [("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values()]
-    return tuple(kept)
+        headers += [("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values()]
+    return tuple(headers)
 
 
 def restore(snapshot: Snapshot) -> HttpResponse:

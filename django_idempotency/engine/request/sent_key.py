@@ -47,11 +47,15 @@ def read_key(request: Any, options: Options) -> str | None:
     return check_dated(key) if options.late_keys == "refuse" else key
 
 
-def refusing_late(wanted: ClaimRequest) -> ClaimRequest:
+def refusing_late(claim_request: ClaimRequest) -> ClaimRequest:
     """Return a copy of the claim that refuses a key if it is older than `ttl` and has no row (`late_keys="refuse"`).
 
     The key's timestamp comes from the client's clock, which may be a few minutes ahead. The key may therefore be
     accepted until a few minutes after `ttl`, and its row must not expire before that, or a retry would run the view
     again.
     """
-    return replace(wanted, ttl=wanted.ttl + MAX_AHEAD, late=partial(is_late, wanted.identity.key, wanted.ttl))
+    return replace(
+        claim_request,
+        ttl=claim_request.ttl + MAX_AHEAD,
+        late=partial(is_late, claim_request.identity.key, claim_request.ttl),
+    )

@@ -102,18 +102,18 @@ class InnoDBStore(Store):
                 self.connection.close()  # the exception may have struck before the variables were restored
             raise
 
-    def look(self, wanted: ClaimRequest) -> Known:
+    def look(self, request: ClaimRequest) -> Known:
         if self._isolation == "read uncommitted":
             return Conflicted()  # `look` might find an uncommitted result
-        return super().look(wanted)
+        return super().look(request)
 
-    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+    def _read(self, request: ClaimRequest) -> StoredKey | None:
         if self.reads_committed:
-            return super()._read(wanted)
+            return super()._read(request)
         with self._held_up():
-            return self._stored(self.share.format(self._sql.look), wanted)
+            return self._stored(self.share.format(self._sql.look), request)
 
-    def _insert(self, wanted: ClaimRequest) -> int | None:
+    def _insert(self, request: ClaimRequest) -> int | None:
         # An INSERT that runs into a duplicate locks the index gap beside the duplicate until the transaction ends, even
         # under READ COMMITTED. If the key has expired, the view runs in that transaction, and other new keys have to
         # wait for it. The key is therefore looked up before the INSERT.
@@ -121,7 +121,7 @@ class InnoDBStore(Store):
         # Under READ COMMITTED, a subquery of the INSERT looks it up. At other levels, a subquery would lock the gap, so
         # a separate SELECT looks up the key. Under SERIALIZABLE, even that SELECT would lock the gap, so the key is not
         # looked up at all. INSERT … SELECT is not an option, because it may need the table's AUTO-INC lock.
-        sql, values, insert = self._sql, values_of(wanted), self._plain_insert
+        sql, values, insert = self._sql, values_of(request), self._plain_insert
         if self.reads_committed:
             insert = self._guarded_insert
         elif self._isolation != "serializable" and self._fetch(sql.seen, values) is not None:
@@ -179,13 +179,13 @@ class MariaDBStore(InnoDBStore):
     guard = "{}"
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
-    def look(self, wanted: ClaimRequest) -> Known:
+    def look(self, request: ClaimRequest) -> Known:
         # If a transaction on another Galera node commits first, this node may roll ours back before a SELECT can find
         # the other transaction's rows. After `wsrep_sync_wait`, this node has applied all earlier commits from the
         # other nodes.
         if self._fetch("SHOW VARIABLES LIKE 'wsrep_on'") == ("wsrep_on", "ON"):
-            self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(wanted))
-        return super().look(wanted)
+            self._fetch("SET STATEMENT wsrep_sync_wait = 1 FOR " + self._sql.seen, values_of(request))
+        return super().look(request)
 
 
 class MySQLStore(InnoDBStore):
@@ -210,10 +210,10 @@ class MySQLStore(InnoDBStore):
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 
-    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
+    def _locked(self, request: ClaimRequest) -> ClaimOutcome:
         # The lock may belong to another duplicate, and the row may be unchanged. `look` reads only committed
         # rows, and does not lock them.
         with suppress(KeyLocked), self._held_up():
             if self.reads_committed:
-                return self.look(wanted)
+                return self.look(request)
         return Conflicted()

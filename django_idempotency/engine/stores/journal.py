@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 Kind, Status = IdempotencyStep.Kind, IdempotencyKey.Status
 
 
-class KeptStep(NamedTuple):
+class StoredStep(NamedTuple):
     """A stored step, as seen by an attempt. If a finished call has no result, its value is lost."""
 
     kind: str
@@ -143,7 +143,7 @@ class Journal:
         """Store what the operation is about. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
-    def fail(self, claimed: Claimed, wanted: ClaimRequest, error: str) -> None:
+    def fail(self, claimed: Claimed, request: ClaimRequest, error: str) -> None:
         """Mark the key as failed, so that the next retry can run immediately. Raises `LeaseLost`.
 
         The error is converted to ASCII, because a database may reject other characters, and the key would then stay
@@ -153,16 +153,16 @@ class Journal:
         ended: dict[str, Any] = {
             "status": Status.FAILED,
             "locked_until": None,
-            "expires_at": Clock(plus=wanted.ttl),
+            "expires_at": Clock(plus=request.ttl),
             "last_error": seal(claimed, "last_error", error),
             "updated_at": Clock(),
         }
-        if not fail(self._own(claimed), since=wanted.waits_since, **ended):
+        if not fail(self._own(claimed), since=request.waits_since, **ended):
             raise lease_lost()
 
     # --- steps
 
-    def steps(self, claimed: Claimed) -> dict[str, KeptStep]:
+    def steps(self, claimed: Claimed) -> dict[str, StoredStep]:
         """Return the key's stored steps by name. Raises `LeaseLost`."""
         same = Q(steps__key_hash=claimed.key_hash, steps__scope_hash=claimed.scope_hash)
         own = self._own(claimed).annotate(own=FilteredRelation("steps", condition=same))
@@ -172,8 +172,10 @@ class Journal:
             raise lease_lost()
         # All results are decrypted before any step runs, so if one can't be decrypted, no step runs.
         return {
-            name: KeptStep(kind, finished is not None, unseal(claimed, "result", kept, name), keyed, start, now - start)
-            for name, kind, finished, kept, keyed, start, now in rows
+            name: StoredStep(
+                kind, finished is not None, unseal(claimed, "result", result, name), keyed, start, now - start
+            )
+            for name, kind, finished, result, keyed, start, now in rows
             if name is not None  # a key without steps yields one row of None values
         }
 
@@ -234,8 +236,8 @@ class Journal:
         """Record an external read with its result. Raises `LeaseLost`."""
         with self._atomic():
             self.fence(claimed)
-            kept = {"finished_at": Clock(), "result": seal(claimed, "result", result, name)}
-            self._add(claimed, name, Kind.FETCH, **kept)
+            values = {"finished_at": Clock(), "result": seal(claimed, "result", result, name)}
+            self._add(claimed, name, Kind.FETCH, **values)
 
     def note_error(self, claimed: Claimed, name: str, error: str) -> None:
         """Store the error from a call whose outcome is unknown, unless this attempt has lost its claim."""
@@ -307,8 +309,8 @@ class Journal:
         return steps_of(self.alias, claimed).filter(UNFINISHED, name=name)
 
     def _finish(self, claimed: Claimed, name: str, result: str | None) -> int:
-        kept = seal(claimed, "result", result, name)
-        return self._unfinished(claimed, name).update(result=kept, finished_at=Clock())
+        sealed = seal(claimed, "result", result, name)
+        return self._unfinished(claimed, name).update(result=sealed, finished_at=Clock())
 
     def _add(self, claimed: Claimed, name: str, kind: str, **values: Any) -> None:
         step = IdempotencyStep(

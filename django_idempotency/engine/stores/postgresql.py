@@ -100,15 +100,15 @@ class PostgreSQLStore(Store):
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
-    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+    def claim(self, request: ClaimRequest) -> ClaimOutcome:
         connection = connections[self.alias]
-        if not wanted.known_only and messages.may_send(connection, IDLE):
-            outcome = self._claim_by_messages(connection, wanted)
+        if not request.known_only and messages.may_send(connection, IDLE):
+            outcome = self._claim_by_messages(connection, request)
             if outcome is not None:
                 return outcome
-        return super().claim(wanted)
+        return super().claim(request)
 
-    def _claim_by_messages(self, connection: BaseDatabaseWrapper, wanted: ClaimRequest) -> ClaimOutcome | None:
+    def _claim_by_messages(self, connection: BaseDatabaseWrapper, request: ClaimRequest) -> ClaimOutcome | None:
         """Claim a key with a single message. Answering a duplicate takes two.
 
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
@@ -116,19 +116,19 @@ class PostgreSQLStore(Store):
         """
         claim, *others = self._statements.values()
         try:
-            found = messages.begin(connection, claim, others, values_of(wanted))
+            result = messages.begin(connection, claim, others, values_of(request))
         except DatabaseError as error:
             if not messages.roll_back(connection, error):
                 raise
-            return self._claim_by_messages(connection, wanted)
-        if found.ntuples == 0:
+            return self._claim_by_messages(connection, request)
+        if result.ntuples == 0:
             # Another transaction holds the key's lock, or changed its row a moment ago.
-            return None if messages.end_and_lock(connection, wanted.identity.scope_hash) else Conflicted()
-        if (row_id := found.get_value(0, 0)) is not None:
-            claimed = new_claim(int(row_id), wanted)
-            return claimed if wanted.late is None else self._unless(wanted.late, claimed, found.get_value(0, 1))
-        facts, body = found.get_value(0, 1), found.get_value(0, 2)
-        return messages.end_while(connection, lambda: _known(facts, body and body.decode(), wanted))
+            return None if messages.end_and_lock(connection, request.identity.scope_hash) else Conflicted()
+        if (row_id := result.get_value(0, 0)) is not None:
+            claimed = new_claim(int(row_id), request)
+            return claimed if request.late is None else self._unless(request.late, claimed, result.get_value(0, 1))
+        facts, body = result.get_value(0, 1), result.get_value(0, 2)
+        return messages.end_while(connection, lambda: _known(facts, body and body.decode(), request))
 
     def _write_last(self, name: str, values: Values) -> None:
         connection = connections[self.alias]
@@ -175,10 +175,10 @@ class PostgreSQLStore(Store):
     def read(self, seconds: float, work: Callable[[], T]) -> T:
         def run() -> T:
             self._execute("SELECT set_config('statement_timeout', %(ms)s, true)", {"ms": str(int(seconds * 1000))})
-            found = work()
+            result = work()
             # The rollback restores the timeout, also behind a pooler and within an outer transaction.
             transaction.set_rollback(True, using=self.alias)
-            return found
+            return result
 
         return atomically(self.alias, run)
 
@@ -265,15 +265,15 @@ class PostgreSQLStore(Store):
             f"FROM (SELECT 1) AS one LEFT JOIN {sql.table} ON {sql.same_hashes}"
         )
 
-    def _insert(self, wanted: ClaimRequest) -> int | Known | None:
-        row = self._fetch(self._statements["claim"].text, values_of(wanted))
+    def _insert(self, request: ClaimRequest) -> int | Known | None:
+        row = self._fetch(self._statements["claim"].text, values_of(request))
         row_id, facts, body = row or (None, None, None)
         if row_id is None and isinstance(facts, str):  # not bytes, as under some client encodings: `_read` refuses them
-            return _known(facts, body, wanted)
+            return _known(facts, body, request)
         return None if row_id is None else int(row_id)
 
-    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
-        locked, *row = self._fetch(self._read_sql, values_of(wanted))
+    def _read(self, request: ClaimRequest) -> StoredKey | None:
+        locked, *row = self._fetch(self._read_sql, values_of(request))
         if locked is False:
             raise KeyLocked
         return None if row[0] is None else as_stored_key(row)
@@ -318,9 +318,9 @@ class PostgreSQLStore(Store):
         return [schema for (schema,) in rows_of(self.connection, SCHEMAS_SQL.format(""), names)]
 
 
-def _known(facts: str, body: str | None, wanted: ClaimRequest) -> Known | None:
+def _known(facts: str, body: str | None, request: ClaimRequest) -> Known | None:
     """Return the outcome for a duplicate from the row that its claim has read, or None if that key can be claimed."""
-    outcome = decide(as_stored_key([*json.loads(facts), body]), wanted)
+    outcome = decide(as_stored_key([*json.loads(facts), body]), request)
     return None if isinstance(outcome, TakeOver | Resume) else outcome
 
 
@@ -335,16 +335,16 @@ class CitusStore(PostgreSQLStore):
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
-    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+    def claim(self, request: ClaimRequest) -> ClaimOutcome:
         # Messages with several statements would save little, because Citus spends most of the time on communication
         # between its nodes.
-        return Store.claim(self, wanted)
+        return Store.claim(self, request)
 
-    def _insert(self, wanted: ClaimRequest) -> int | None:
+    def _insert(self, request: ClaimRequest) -> int | None:
         # `_read` takes the advisory lock on the node that stores the row. Citus sends every duplicate to the same node.
-        if self._read(wanted) is not None:
+        if self._read(request) is not None:
             return None
-        row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(wanted))
+        row = self._fetch(f"{self._sql.insert_if_new} RETURNING {self._sql.k['id']}", values_of(request))
         return None if row is None else int(row[0])
 
     def _purge(self, batch_size: int, not_before: Any) -> tuple[int, Any]:

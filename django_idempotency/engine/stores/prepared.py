@@ -94,7 +94,7 @@ def statements(**texts: str) -> dict[str, Statement]:
 
 def _prepared(text: str) -> str:
     names = _parameters(text)
-    numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text)
+    numbered = PARAMETER.sub(lambda match: f"${names.index(match[1]) + 1}", text)
     before, off = f"${len(names) + 1}", f"${len(names) + 2}::text"
     restored = f"set_config('enable_seqscan', {before}, true)"
     return numbered.format(seqscan_back=f", CASE WHEN {off} IS NOT NULL THEN {restored} END")

@@ -187,19 +187,19 @@ def as_stored_key(values: Any) -> StoredKey:
     return StoredKey(**row, resource=None if id_ is None else (type_, id_), response=unseal_response)
 
 
-def values_of(wanted: ClaimRequest) -> Values:
+def values_of(request: ClaimRequest) -> Values:
     """The SQL parameters for a claim."""
-    identity = wanted.identity
+    identity = request.identity
     return {
         "key_hash": identity.key_hash,
         "scope_hash": identity.scope_hash,
         "scope": identity.scope,
         "operation": identity.operation,
         "key": identity.key,
-        "fingerprint": wanted.fingerprint,
-        "policy": wanted.policy,
-        "ttl": wanted.ttl,
-        "lease": wanted.lease,
+        "fingerprint": request.fingerprint,
+        "policy": request.policy,
+        "ttl": request.ttl,
+        "lease": request.lease,
         "worker": _worker(os.getpid()),
     }
 

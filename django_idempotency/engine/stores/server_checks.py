@@ -26,8 +26,8 @@ def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     with connection.cursor() as cursor:
         there = set(connection.introspection.table_names(cursor))
         for meta in (model._meta for model in MODELS if model._meta.db_table in there):
-            found = connection.introspection.get_constraints(cursor, meta.db_table)
-            missing = {index.name for index in (*meta.indexes, *meta.constraints)}.difference(found)
+            existing = connection.introspection.get_constraints(cursor, meta.db_table)
+            missing = {index.name for index in (*meta.indexes, *meta.constraints)}.difference(existing)
             columns = {column.name for column in connection.introspection.get_table_description(cursor, meta.db_table)}
             if missing:
                 yield Warning(
@@ -42,16 +42,16 @@ def check_tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _check_collations(connection: BaseDatabaseWrapper, meta: Any) -> Iterator[CheckMessage]:
-    found = dict(rows_of(connection, COLLATIONS, [meta.db_table]))
+    collations = dict(rows_of(connection, COLLATIONS, [meta.db_table]))
     quoted = connection.ops.quote_name
     for field in meta.concrete_fields:
-        wanted = field.db_parameters(connection).get("collation")
-        if wanted and found.get(field.column, wanted) != wanted:
+        collation = field.db_parameters(connection).get("collation")
+        if collation and collations.get(field.column, collation) != collation:
             yield Warning(
                 f"column {field.column!r} of table {meta.db_table!r} in database {connection.alias!r} has the "
-                f"collation {found[field.column]!r}, under which two different texts may be equal.",
+                f"collation {collations[field.column]!r}, under which two different texts may be equal.",
                 hint=f"ALTER TABLE {quoted(meta.db_table)} MODIFY {quoted(field.column)} {field.db_type(connection)} "
-                f"COLLATE {wanted} NOT NULL",
+                f"COLLATE {collation} NOT NULL",
                 id="django_idempotency.W008",
             )
 

@@ -26,8 +26,8 @@ class SQLiteStore(Store):
 
     def code(self, error: Error) -> object:
         # The primary result code is in the lowest eight bits.
-        found = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
-        return next((words for words in UNKNOWN if words in str(error)), found)
+        code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
+        return next((words for words in UNKNOWN if words in str(error)), code)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
         # ON CONFLICT ROLLBACK and RAISE(ROLLBACK) end the transaction, and so does `executescript`, which commits it.
@@ -42,9 +42,9 @@ class SQLiteStore(Store):
         raw: Any = connection.connection
         return raw is not None and raw.in_transaction
 
-    def _insert(self, wanted: ClaimRequest) -> int | None:
+    def _insert(self, request: ClaimRequest) -> int | None:
         with self.connection.cursor() as cursor:
-            cursor.execute(self._sql.insert_if_new, values_of(wanted))
+            cursor.execute(self._sql.insert_if_new, values_of(request))
             return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:

@@ -215,4 +215,4 @@ def as_sql(condition: Q, alias: str) -> str:
     sql, params = compiler.compile(query.where)
     # The values are this module's constants. None of them comes from a client.
     literals = (str(value) if isinstance(value, int) else f"'{value}'" for value in params)
-    return re.sub("%s", lambda found: next(literals), sql)
+    return re.sub("%s", lambda match: next(literals), sql)

@@ -152,7 +152,7 @@ class Store(ABC):
 
     # --- public methods
 
-    def claim(self, wanted: ClaimRequest) -> ClaimOutcome:
+    def claim(self, request: ClaimRequest) -> ClaimOutcome:
         """Claim the key, or return the reason why it can't be claimed.
 
         This must be the first statement of its transaction.
@@ -160,16 +160,16 @@ class Store(ABC):
         try:
             # Try twice, in case another transaction has changed or deleted the row in the meantime.
             for _ in range(2):
-                if (outcome := self._claim_once(wanted)) is not None:
+                if (outcome := self._claim_once(request)) is not None:
                     return outcome
         except KeyLocked:
-            return self._locked(wanted)
+            return self._locked(request)
         return Conflicted()
 
-    def look(self, wanted: ClaimRequest) -> Known:
+    def look(self, request: ClaimRequest) -> Known:
         """Return the outcome that a duplicate of this request would get now. Claims and locks nothing."""
-        stored = self._stored(self._sql.look, wanted)
-        outcome = Conflicted() if stored is None else decide(stored, wanted)
+        stored = self._stored(self._sql.look, request)
+        outcome = Conflicted() if stored is None else decide(stored, request)
         return Conflicted() if isinstance(outcome, TakeOver | Resume) else outcome
 
     def complete(
@@ -278,20 +278,20 @@ class Store(ABC):
     # --- database-specific methods
 
     @abstractmethod
-    def _insert(self, wanted: ClaimRequest) -> int | Known | None:
+    def _insert(self, request: ClaimRequest) -> int | Known | None:
         """Insert a row and return its id, or None if the key is already stored or another request is inserting it.
 
         A store whose INSERT also reads the stored row may return a duplicate's outcome instead.
         """
 
-    def _read(self, wanted: ClaimRequest) -> StoredKey | None:
+    def _read(self, request: ClaimRequest) -> StoredKey | None:
         """Return the key's committed row, if there is one.
 
         Raises `KeyLocked` if another transaction is working on it.
         """
-        return self._stored(self._sql.look, wanted)
+        return self._stored(self._sql.look, request)
 
-    def _locked(self, wanted: ClaimRequest) -> ClaimOutcome:
+    def _locked(self, request: ClaimRequest) -> ClaimOutcome:
         """Return the outcome of a claim whose key another transaction is working on."""
         return Conflicted()
 
@@ -306,23 +306,23 @@ class Store(ABC):
 
     # --- shared methods
 
-    def _claim_once(self, wanted: ClaimRequest) -> ClaimOutcome | None:
+    def _claim_once(self, request: ClaimRequest) -> ClaimOutcome | None:
         """Try once to claim the key. Return None if another transaction has since changed or deleted its row."""
-        if not wanted.known_only and (found := self._insert(wanted)) is not None:
-            if not isinstance(found, int):
-                return found
-            claimed = new_claim(found, wanted)
-            if wanted.late is None:
+        if not request.known_only and (answer := self._insert(request)) is not None:
+            if not isinstance(answer, int):
+                return answer
+            claimed = new_claim(answer, request)
+            if request.late is None:
                 return claimed
-            return self._unless(wanted.late, claimed, self._fetch(f"SELECT {self._sql.seconds_since_1970}")[0])
-        stored = self._read(wanted)
+            return self._unless(request.late, claimed, self._fetch(f"SELECT {self._sql.seconds_since_1970}")[0])
+        stored = self._read(request)
         if stored is None:
-            return TooOld() if wanted.known_only else None
-        match decide(stored, wanted):
+            return TooOld() if request.known_only else None
+        match decide(stored, request):
             case TakeOver():
-                return self._take_over(stored, wanted)
+                return self._take_over(stored, request)
             case Resume():
-                return self._resume(stored, wanted)
+                return self._resume(stored, request)
             case outcome:
                 return outcome
 
@@ -333,32 +333,32 @@ class Store(ABC):
             return TooOld()
         return claimed
 
-    def _take_over(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | None:
+    def _take_over(self, stored: StoredKey, request: ClaimRequest) -> Claimed | None:
         """Claim an expired row for a new request, or return None if another request was faster."""
-        row, expired, *_ = self._lock(stored, wanted)
+        row, expired, *_ = self._lock(stored, request)
         if not expired:
             return None
-        anew = {"fingerprint": wanted.fingerprint, "created_at": Clock(), "unknown": 0, "effects": 0}
-        self._next_attempt(row, wanted, **anew, **dict.fromkeys(EMPTIED))
-        claim = new_claim(stored.id, wanted, attempt=stored.attempt + 1)
+        anew = {"fingerprint": request.fingerprint, "created_at": Clock(), "unknown": 0, "effects": 0}
+        self._next_attempt(row, request, **anew, **dict.fromkeys(EMPTIED))
+        claim = new_claim(stored.id, request, attempt=stored.attempt + 1)
         steps_of(self.alias, claim).delete()
         return claim
 
-    def _resume(self, stored: StoredKey, wanted: ClaimRequest) -> Claimed | Conflicted | InDoubt:
+    def _resume(self, stored: StoredKey, request: ClaimRequest) -> Claimed | Conflicted | InDoubt:
         """Begin the next attempt for a failed or abandoned key, unless its steps forbid it."""
-        row, _, lapsed, unknown = self._lock(stored, wanted)
+        row, _, lapsed, unknown = self._lock(stored, request)
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
-        of = new_claim(stored.id, wanted)
-        if wanted.lease is None and self.journal.has_steps(of):
+        of = new_claim(stored.id, request)
+        if request.lease is None and self.journal.has_steps(of):
             # An atomic-mode attempt would run the leased steps again, because it doesn't look at them.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
-        outcome = resumed(stored, wanted, self.journal.doubts(of, wanted.keys_last) if unknown else ())
+        outcome = resumed(stored, request, self.journal.doubts(of, request.keys_last) if unknown else ())
         if isinstance(outcome, Claimed):
-            self._next_attempt(row, wanted)
+            self._next_attempt(row, request)
         return outcome
 
-    def _lock(self, stored: StoredKey, wanted: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any, Any]:
+    def _lock(self, stored: StoredKey, request: ClaimRequest) -> tuple[QuerySet[IdempotencyKey], Any, Any, Any]:
         """Lock the row if its attempt and status still match `stored`.
 
         If several requests compete, one gets the lock. Returns four values: a query for the row, whether the row has
@@ -369,26 +369,26 @@ class Store(ABC):
         `expires_at` and lock a whole range of it.
         """
         # The hashes are also compared, because two tenants' schemas may contain the same id.
-        identity = {"key_hash": wanted.identity.key_hash, "scope_hash": wanted.identity.scope_hash}
+        identity = {"key_hash": request.identity.key_hash, "scope_hash": request.identity.scope_hash}
         row = IdempotencyKey.objects.using(self.alias).filter(**identity, pk=stored.id)
         states = (ExpressionWrapper(state, BooleanField()) for state in (EXPIRED.condition, LAPSED))
         same = row.filter(attempt=stored.attempt, status=stored.status.value)
-        found = list(locked(same, skip=True).values_list(*states, "unknown"))
-        return row, *(found[0] if found else (None, None, None))
+        rows = list(locked(same, skip=True).values_list(*states, "unknown"))
+        return row, *(rows[0] if rows else (None, None, None))
 
-    def _next_attempt(self, row: QuerySet[IdempotencyKey], wanted: ClaimRequest, **changes: Any) -> None:
+    def _next_attempt(self, row: QuerySet[IdempotencyKey], request: ClaimRequest, **changes: Any) -> None:
         row.update(
             status=Status.IN_PROGRESS.value,
             attempt=F("attempt") + 1,
             last_error=None,
             attention_at=None,
             updated_at=Clock(),
-            policy=wanted.policy,
+            policy=request.policy,
             # A recovery doesn't replace the worker's name: a person wants to know whether the worker that made the
             # calls is dead.
-            worker=F("worker") if wanted.known_only else values_of(wanted)["worker"],
-            expires_at=Clock(plus=wanted.ttl),
-            locked_until=None if wanted.lease is None else Clock(plus=wanted.lease),
+            worker=F("worker") if request.known_only else values_of(request)["worker"],
+            expires_at=Clock(plus=request.ttl),
+            locked_until=None if request.lease is None else Clock(plus=request.lease),
             **changes,
         )
 
@@ -404,15 +404,15 @@ class Store(ABC):
             cursor.execute(sql, values)
             return int(cursor.rowcount)
 
-    def _stored(self, sql: str, wanted: ClaimRequest) -> StoredKey | None:
-        row = self._fetch(sql, values_of(wanted))
+    def _stored(self, sql: str, request: ClaimRequest) -> StoredKey | None:
+        row = self._fetch(sql, values_of(request))
         return None if row is None else as_stored_key(row)
 
 
-def new_claim(row_id: int, wanted: ClaimRequest, attempt: int = 1) -> Claimed:
-    of = wanted.identity
+def new_claim(row_id: int, request: ClaimRequest, attempt: int = 1) -> Claimed:
+    of = request.identity
     return Claimed(
-        key_hash=of.key_hash, scope_hash=of.scope_hash, id=row_id, attempt=attempt, fingerprint=wanted.fingerprint
+        key_hash=of.key_hash, scope_hash=of.scope_hash, id=row_id, attempt=attempt, fingerprint=request.fingerprint
     )
 
 

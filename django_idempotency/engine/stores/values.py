@@ -25,29 +25,29 @@ def name_of(identity: Identity) -> str:
     return f"{FORMAT}:{reference_of(identity.key_hash)}:{reference_of(identity.scope_hash)}"
 
 
-def claim_value(token: str, wanted: ClaimRequest, resource: Resource | None = None) -> bytes:
+def claim_value(token: str, request: ClaimRequest, resource: Resource | None = None) -> bytes:
     # The backend's clock determines when the claim ends; this time only tells duplicates when to come back.
-    return _value(token, wanted, resource, {"until": time.time() + (wanted.lease or 0)})
+    return _value(token, request, resource, {"until": time.time() + (request.lease or 0)})
 
 
 def result_value(
-    token: str, wanted: ClaimRequest, resource: Resource | None, snapshot: Snapshot, longest: int | None
+    token: str, request: ClaimRequest, resource: Resource | None, snapshot: Snapshot, longest: int | None
 ) -> bytes:
     """Return the value that holds the response, or a tombstone if the value would be longer than `longest` bytes."""
-    of = wanted.identity
-    row = Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash, fingerprint=wanted.fingerprint)
+    of = request.identity
+    row = Claimed(id=0, attempt=1, key_hash=of.key_hash, scope_hash=of.scope_hash, fingerprint=request.fingerprint)
     headers, body = seal_response(row, snapshot, token)
     about = {"status_code": snapshot.status_code, "headers": headers, "has_body": body is not None}
-    value = _value(token, wanted, resource, about, body or b"")
+    value = _value(token, request, resource, about, body or b"")
     if longest is None or len(value) <= longest or snapshot.body is None:
         return value
-    return result_value(token, wanted, resource, snapshot.without_body(), longest)
+    return result_value(token, request, resource, snapshot.without_body(), longest)
 
 
 def _value(
-    token: str, wanted: ClaimRequest, resource: Resource | None, about: Mapping[str, object], body: bytes = b""
+    token: str, request: ClaimRequest, resource: Resource | None, about: Mapping[str, object], body: bytes = b""
 ) -> bytes:
-    of, fingerprint = wanted.identity, wanted.fingerprint
+    of, fingerprint = request.identity, request.fingerprint
     told = {
         "scope": of.scope,
         "operation": of.operation,

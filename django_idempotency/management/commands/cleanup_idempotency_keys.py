@@ -42,8 +42,8 @@ class Command(DatabasesCommand):
             result = preview(alias)
         else:
             result = cleanup_idempotency_keys(using=alias, stop=stop, progress=progress, **limits)
-        found = bool(result.stuck or result.in_doubt or result.half_done)
-        return _described(result, options["dry_run"]), found and options["fail_on_stuck"]
+        needs_attention = bool(result.stuck or result.in_doubt or result.half_done)
+        return _described(result, options["dry_run"]), needs_attention and options["fail_on_stuck"]
 
 
 def _described(result: Cleanup, dry_run: bool) -> str:

@@ -75,13 +75,13 @@ def _response(row: IdempotencyKey) -> Any:
     if row.status_code is None:
         return None
     try:
-        kept = unseal_response(row, row)
+        snapshot = unseal_response(row, row)
     except NotDecryptable:
         return LOST
-    told: dict[str, Any] = {"status": kept.status_code, "headers": kept.headers}
-    if kept.body is None:
+    told: dict[str, Any] = {"status": snapshot.status_code, "headers": snapshot.headers}
+    if snapshot.body is None:
         return told
     try:
-        return told | {"body": kept.body.decode()}
+        return told | {"body": snapshot.body.decode()}
     except UnicodeDecodeError:
-        return told | {"body_base64": b64encode(kept.body).decode()}
+        return told | {"body_base64": b64encode(snapshot.body).decode()}

@@ -50,18 +50,18 @@ class Command(IdempotencyCommand):
         if options["key"] is None:
             keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
             total = self.total(keys.filter(of_scope(scope)))
-            found = forget_scope(scope, **chosen, progress=lambda done: self.show(done, total))
+            result = forget_scope(scope, **chosen, progress=lambda done: self.show(done, total))
         else:
             one = {"operation": options["operation"], "key": options["key"]}
             if backend is not None and (seen := find_in_backend(backend, scope=scope, **one)) is not None:
                 status = "" if seen.status_code is None else f" with {seen.status_code}"
                 about = "" if seen.resource is None else f", about {' '.join(seen.resource)}"
                 self.say(f"In {backend!r}: {seen.status}{status}{about}.")
-            found = forget(scope, **one, backend=backend, **chosen)
+            result = forget(scope, **one, backend=backend, **chosen)
         done = "Forgot" if options["apply"] else "Would forget"
-        self.say(f"{done} {counted(found.deleted)} of {scope}.{'' if options['apply'] else ' Add --apply to do it.'}")
-        if found.kept:
-            text = f"Kept, because they are in progress, in doubt or half done: {counted(found.kept)}."
+        self.say(f"{done} {counted(result.deleted)} of {scope}.{'' if options['apply'] else ' Add --apply to do it.'}")
+        if result.kept:
+            text = f"Kept, because they are in progress, in doubt or half done: {counted(result.kept)}."
             raise CommandError(text, returncode=NEED_ATTENTION)
 
 

@@ -55,10 +55,10 @@ class Command(IdempotencyCommand):
         except (OSError, UnicodeDecodeError, ImportError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=2) from error
         allowed = partial(_allowed, patterns)
-        found = every if options["all"] else [endpoint for endpoint in every if endpoint.own]
-        self.say(FORMATS[options["format"]](found, allowed))
-        if options["format"] == "table" and len(found) < len(every):
-            self.say(f"{len(every) - len(found)} more with --all: the admin, format suffixes.")
+        endpoints = every if options["all"] else [endpoint for endpoint in every if endpoint.own]
+        self.say(FORMATS[options["format"]](endpoints, allowed))
+        if options["format"] == "table" and len(endpoints) < len(every):
+            self.say(f"{len(every) - len(endpoints)} more with --all: the admin, format suffixes.")
         for pattern in patterns:
             if not any(_allowed([pattern], endpoint) for endpoint in every if not endpoint.protected):
                 # A pattern that is no longer needed could later hide a new unprotected endpoint.
@@ -66,7 +66,7 @@ class Command(IdempotencyCommand):
         if options["database"]:
             for operation in unknown_operations(using=options["database"], urlconf=options["urlconf"]):
                 self.stderr.write(LOST.format(options["database"], operation))
-        left = [endpoint for endpoint in found if not endpoint.protected and not allowed(endpoint)]
+        left = [endpoint for endpoint in endpoints if not endpoint.protected and not allowed(endpoint)]
         if options["fail_on_unprotected"] and left:
             count = "1 unsafe route is" if len(left) == 1 else f"{len(left)} unsafe routes are"
             lines = [f"  {endpoint.method} {endpoint.route}  {endpoint.view}" for endpoint in left]

@@ -32,12 +32,12 @@ class Command(IdempotencyCommand):
         if not names:
             self.say("Every stored operation has its endpoint. To look at one of them, pass its old name: --operation.")
             return
-        found = 0
+        count = 0
         for old, new in sent_to_two_operations(names, using=alias):
-            found += 1
+            count += 1
             self.say(f"{old.reference} of {old.scope}: {_shown(old)}; {_shown(new)}")
-        self.say(f"{counted(found)} of {', '.join(map(repr, names))} also ran under another operation.")
-        if found:
+        self.say(f"{counted(count)} of {', '.join(map(repr, names))} also ran under another operation.")
+        if count:
             raise CommandError("Undo one order and refund one charge of each.", returncode=NEED_ATTENTION)
 
 

@@ -119,15 +119,15 @@ class Command(IdempotencyCommand):
         if selects and not keys:
             raise CommandError("No key is selected.", returncode=NEED_ATTENTION)
         if not action:
-            decide = f" {DECIDE}" if any(key.idle for key in keys) else ""
-            self.say(f"{counted(len(keys))}.{decide}")
+            advice = f" {DECIDE}" if any(key.idle for key in keys) else ""
+            self.say(f"{counted(len(keys))}.{advice}")
             return
         if len(keys) > 1 and options["key"] is not None:
             raise CommandError(
                 f"{len(keys)} keys are selected, perhaps from several callers or operations. Choose one by the number "
                 f"at the start of its line, such as --id {keys[0].row.pk}."
             )
-        if self._decide(answer, left, options) < len(keys):
+        if self._settle(answer, left, options) < len(keys):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
     def _from_csv(self, twice: bool, options: dict[str, Any]) -> None:
@@ -138,23 +138,23 @@ class Command(IdempotencyCommand):
             )
         if not (rows := read(options["from_csv"], alias_for(options["database"]))):
             raise CommandError("No row of the file has a decision.", returncode=NEED_ATTENTION)
-        found = {key.row.pk: key for key in _selected(options | {"id": [row.pk for row in rows]})}
+        key_of = {key.row.pk: key for key in _selected(options | {"id": [row.pk for row in rows]})}
         said, hint = ("Decided", "") if options["apply"] else ("Would decide", " Add --apply to do it.")
         keys = IdempotencyKey.objects.using(store_for(alias_for(options["database"])).alias)
-        decided, earlier = 0, cache(partial(earlier_results, keys))
+        settled, earlier = 0, cache(partial(earlier_results, keys))
         for done, row in enumerate(rows, 1):
-            key = found.get(row.pk)
+            key = key_of.get(row.pk)
             why_not = _refused(row, key, earlier, options)
             line = f"{row.pk} {row.seen[0]}:" if key is None else _line(key)
             result = f"Skipped: {why_not.removesuffix('.')}" if why_not else f"{said}: {row.what[:SHOWN]}"
             self.say(without_controls(f"{line} {result}."))
             self.show(done, len(rows))
-            decided += not why_not
-        self.say(f"{said} about {counted(decided)}.{hint}")
-        if decided < len(rows):
+            settled += not why_not
+        self.say(f"{said} about {counted(settled)}.{hint}")
+        if settled < len(rows):
             raise CommandError(NOT_ALL, returncode=NEED_ATTENTION)
 
-    def _decide(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
+    def _settle(self, answer: Snapshot | None, rows: list[IdempotencyKey], options: dict[str, Any]) -> int:
         """Close the keys with `answer`, or release them if it is None.
 
         Without `--apply`, only report what would be done. Returns how many keys were (or would be) resolved.
@@ -197,9 +197,9 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
         keys = keys.filter(reduce(or_, (CHOICES[name].condition for name in options["state"]), Q(pk__in=[])))
     if options["older_than"] is not None:
         keys = waiting_for(keys, options["older_than"])
-    found = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
+    facts = facts_of(keys.order_by("pk").defer("headers", "body", "last_error"), results=True)
     # Keys in doubt come first, because the customer may have paid already.
-    return sorted(found, key=lambda key: key.state != IN_DOUBT)
+    return sorted(facts, key=lambda key: key.state != IN_DOUBT)
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
@@ -227,7 +227,7 @@ def _refused(row: Filled, key: Facts | None, earlier: Callable[[str, str], list[
         return why_not
     try:
         word = options[LOOKED if row.action == "release" else SETTLED]
-        row.decide(key.row, *row.args, by=options["by"], reason=options["reason"], confirmed=word)
+        row.settle(key.row, *row.args, by=options["by"], reason=options["reason"], confirmed=word)
     except (NotDecryptable, NotResolvable) as error:
         return str(error)
     return ""

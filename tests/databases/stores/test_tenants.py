@@ -97,15 +97,15 @@ def test_a_claim_does_not_end_in_another_schema() -> None:
 @pytest.mark.parametrize("end", ["complete", "release", "renew", "fail", "fence", "start_call", "start_write", "steps"])
 def test_no_statement_of_a_claim_meets_the_row_of_another_tenant(end: str) -> None:
     """Each has the hashes of the identity, beside id and attempt."""
-    store, wanted = store_for("default"), a_claim(key="k", scope="a", lease=60.0)
+    store, request = store_for("default"), a_claim(key="k", scope="a", lease=60.0)
     with transaction.atomic():
-        claimed = store.claim(wanted)
+        claimed = store.claim(request)
     assert isinstance(claimed, Claimed)
     switch("tenant_b")
     arguments: dict[str, tuple[Any, ...]] = {
         "complete": (SNAPSHOT,),
         "renew": (60.0,),
-        "fail": (wanted, "it broke"),
+        "fail": (request, "it broke"),
         "start_write": ("order",),
     }
     options = {"keyed": False} if end == "start_call" else {}

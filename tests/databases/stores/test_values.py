@@ -24,11 +24,11 @@ def test_responses_are_sealed_and_bound_to_their_value(backend: FaultyBackend, s
     settings.IDEMPOTENCY |= {"ENCRYPTION_KEYS": [Fernet.generate_key().decode()]}
     sealing: Any = backend_for("events")
     first = posting()()
-    value = sealing._kept[NAME][0]
+    value = sealing._values[NAME][0]
     assert (b"event 1" in value, value[:1]) == (False, b"1")
     assert same(first, posting()())
     # The same body under the value's own name, but with the token of another attempt.
-    sealing._kept[NAME] = value[:1] + b"0" * 32 + value[33:], sealing._kept[NAME][1]
+    sealing._values[NAME] = value[:1] + b"0" * 32 + value[33:], sealing._values[NAME][1]
     with pytest.raises(NotDecryptable):
         posting()()
     assert len(RUNS) == 1
@@ -49,14 +49,14 @@ def test_a_value_that_is_not_too_long_is_kept_as_it_is(monkeypatch: pytest.Monke
 
     posting(refers)()
     kept: Any = backend
-    size = len(kept._kept[NAME][0])
+    size = len(kept._values[NAME][0])
     for longest, found in ((size, b"event"), (size - 1, b'"resource": ["event", "7"]')):
-        kept._kept.clear()
+        kept._values.clear()
         RUNS.clear()
         monkeypatch.setattr(FaultyBackend, "max_bytes", longest)
         send = posting(refers)
         assert (send().content, send().status_code) == (b"event 1", 201 if longest == size else 409)
-        assert found in kept._kept[NAME][0]
+        assert found in kept._values[NAME][0]
 
 
 def test_a_wrong_encryption_key_refuses_the_key(settings: Any) -> None:
@@ -67,8 +67,8 @@ def test_a_wrong_encryption_key_refuses_the_key(settings: Any) -> None:
         backend: Any = backend_for("events")
         if kept is None:
             posting()()
-            kept = backend._kept
-    backend._kept = kept
+            kept = backend._values
+    backend._values = kept
     with heard("error") as told, pytest.raises(NotDecryptable):
         posting()()
     assert (len(RUNS), NAME in kept) == (1, True)

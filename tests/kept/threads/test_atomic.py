@@ -134,12 +134,12 @@ class TestClaimsThatFail:
         claim, claims = store_for("default").claim, list[Any]()
 
         def fail(times: int) -> list[Any]:
-            def claiming(wanted: Any) -> Any:
-                claims.append(wanted)
+            def claiming(claim_request: Any) -> Any:
+                claims.append(claim_request)
                 if len(claims) <= times:
                     with connection.cursor() as cursor:
                         cursor.execute(f"DO $$ BEGIN RAISE EXCEPTION SQLSTATE '{request.param}'; END $$")
-                return claim(wanted)
+                return claim(claim_request)
 
             monkeypatch.setattr(store_for("default"), "claim", claiming)
             return claims

@@ -111,8 +111,8 @@ def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
     for piece in text.split():
         # A JWT consists of a header, the claims and a signature. A JSON object in Base64 begins with "e".
         for segment in piece.split(".")[1:-1]:
-            if segment.startswith("e") and isinstance(found := _decoded(segment), Mapping):
-                yield found
+            if segment.startswith("e") and isinstance(claims := _decoded(segment), Mapping):
+                yield claims
 
 
 def expires_within(request: Any, seconds: float) -> bool:

@@ -77,5 +77,5 @@ def in_a_table(user: Any) -> bool:
 def logged_in(request: Any, user: Any) -> bool:
     """Return whether Django's session has established this user. May run a query."""
     session = getattr(request, "session", None)
-    found = None if session is None else session.get(SESSION_KEY)
-    return found is not None and str(found) == str(user.pk)
+    user_id = None if session is None else session.get(SESSION_KEY)
+    return user_id is not None and str(user_id) == str(user.pk)
