@@ -95,7 +95,7 @@ class Idempotency:
     """
     lease: timedelta | float | None = option(None, check.or_none(check.duration(0.1)))
     """With None, the view runs in one transaction. A duration selects leased mode, for views with external calls: a
-    dead worker's claim expires after that time. For views that call another system, such as a payment gateway.
+    dead worker's claim expires after that time. For views that call another service, such as a payment gateway.
     """
     on_abandoned: OnAbandoned = option("retry-keyed", check.one_of("retry-keyed", "retry", "hold"))
     """Whether an external call is repeated if the outcome of an earlier attempt is unknown. "retry-keyed" repeats it
