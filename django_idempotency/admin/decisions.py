@@ -30,6 +30,7 @@ from ..maintenance.recovery import ask
 from ..models import IdempotencyKey
 from .forms import DECISIONS, AnswerForm, DecisionForm, ReconcileForm, RecordForm, ReleaseForm, steps_of, version
 from .links import Shown, show, shown
+from .story import story_of
 from .timeline import doubts_of, pasteable, results_of
 
 Keys = QuerySet[IdempotencyKey]
@@ -77,15 +78,15 @@ def _settle(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
     Returns the page to show, or None if a message already tells the person what was done or why nothing can be decided.
     """
     show(rows, model_admin, request, results=True)
-    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row))]
-    seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.row) for key in keys]
-    keys = [key for key in keys if version(key.row) in seen]
+    keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row).facts)]
+    seen = request.POST["seen"].split() if "seen" in request.POST else [version(key.facts.row) for key in keys]
+    keys = [key for key in keys if version(key.facts.row) in seen]
     if not keys:
         text = _("Nothing to decide: the keys have changed since you opened the page, or need no decision.")
         model_admin.message_user(request, text, messages.ERROR)
         return None
     earlier = {
-        name: earlier_results(model_admin.get_queryset(request), keys[0].row.operation, name)
+        name: earlier_results(model_admin.get_queryset(request), keys[0].facts.row.operation, name)
         for name in (steps_of(keys) if decision is RecordForm else ())
     }
     form = decision(
@@ -106,15 +107,16 @@ def _settle(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
         "opts": IdempotencyKey._meta,
         "original": decision.label
         if "action" in request.POST
-        else f"{decision.label}: {keys[0].operation} {keys[0].row.reference}",
+        else f"{decision.label}: {keys[0].operation} {keys[0].facts.row.reference}",
         "has_view_permission": True,
         "media": model_admin.media + form.media,
         "keys": [(key, doubts_of(key), results_of(key)) for key in keys],
         "key": keys[0],
+        "story": story_of(keys[0].facts),
         "summary": _summary(keys),
         "action": request.POST.get("action", ""),  # empty on a single key's page
         "checkbox": ACTION_CHECKBOX_NAME,
-        "doubts": sum(bool(key.in_doubt) for key in keys),
+        "doubts": sum(bool(key.facts.in_doubt) for key in keys),
         "examples": [(name, pasteable(results[0])) for name, results in earlier.items() if results and keys[0].secrets],
         "form": form,
         "previewed": form.digest if form.is_valid() else "",
@@ -125,8 +127,8 @@ def _settle(model_admin: Any, request: HttpRequest, decision: type[DecisionForm]
 def _summary(keys: list[Shown]) -> list[tuple[str, int]]:
     """Summarize many keys: count them by operation, by step in doubt and by finished step."""
     named = Counter(key.operation for key in keys)
-    named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.in_doubt)
-    named.update(_("finished: %(step)s") % {"step": step} for key in keys for step in key.finished)
+    named.update(_("in doubt: %(step)s") % {"step": step} for key in keys for step in key.facts.in_doubt)
+    named.update(_("finished: %(step)s") % {"step": step} for key in keys for step in key.facts.finished)
     return list(named.items())
 
 
@@ -137,13 +139,13 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
     resolved = 0
 
     def carry_out(key: Shown) -> None:
-        settle(key.row, *needed, by=request.user.get_username(), **said)
-        model_admin.log_change(request, key.row, done)
+        settle(key.facts.row, *needed, by=request.user.get_username(), **said)
+        model_admin.log_change(request, key.facts.row, done)
 
     for key in keys:
         try:
             with suppress(NotResolvable):
-                atomically(key.row._state.db, partial(carry_out, key))
+                atomically(key.facts.row._state.db, partial(carry_out, key))
                 resolved += 1
         except NotDecryptable as error:  # continue with the next key
             model_admin.message_user(request, str(error), messages.ERROR)
@@ -158,10 +160,10 @@ def _carry_out(model_admin: Any, request: HttpRequest, keys: list[Shown], form: 
 def _ask(model_admin: Any, request: HttpRequest, key: Shown, form: DecisionForm) -> None:
     """Let `reconcile` decide, and tell the person what it returned."""
     try:
-        asked = ask(key.row, by=request.user.get_username(), reason=form.cleaned_data["reason"])
+        asked = ask(key.facts.row, by=request.user.get_username(), reason=form.cleaned_data["reason"])
     except IdempotencyConfigurationError as error:
         model_admin.message_user(request, str(error), messages.ERROR)
         return
     told = f"{asked.outcome}: {asked.reason}"
-    model_admin.log_change(request, key.row, told)
+    model_admin.log_change(request, key.facts.row, told)
     model_admin.message_user(request, told, messages.SUCCESS if asked.outcome == "completed" else messages.WARNING)

@@ -51,13 +51,13 @@ def export(model_admin: Any, request: HttpRequest) -> HttpResponse:
         resource = f"{row.resource_type} {row.resource_id}" if row.resource_id else ""
         about = (row.pk, row.reference, row.key if key.secrets else "", row.operation, key.scope, resource)
         at = (
-            str(key.state.label),
+            str(key.facts.state.label),
             row.attempt,
             row.worker or "",
             row.created_at.isoformat(),
             row.updated_at.isoformat(),
             version_of(row),
         )
-        steps = (", ".join(key.in_doubt), ", ".join(sent_keys(key)), ", ".join(key.finished))
+        steps = (", ".join(key.facts.in_doubt), ", ".join(sent_keys(key.facts)), ", ".join(key.facts.finished))
         writer.writerow(map(cell, (*[""] * len(TO_FILL), *about, *at, *steps)))
     return response

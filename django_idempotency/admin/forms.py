@@ -35,9 +35,9 @@ def version(row: IdempotencyKey) -> str:
     return f"{row.pk}:{version_of(row)}"
 
 
-def steps_of(keys: Sequence[Facts]) -> list[str]:
+def steps_of(keys: Sequence[Shown]) -> list[str]:
     """The steps for which a person may record a result."""
-    return list(dict.fromkeys(name for key in keys for name in key.recordable))
+    return list(dict.fromkeys(name for key in keys for name in key.facts.recordable))
 
 
 class DecisionForm(forms.Form):
@@ -80,12 +80,12 @@ class DecisionForm(forms.Form):
 
     def __init__(self, data: Any, *, keys: Sequence[Shown], earlier: Mapping[str, list[str]], user: Any) -> None:
         super().__init__(data)
-        self.about, self.earlier, self.user = [version(key.row) for key in keys], earlier, user
-        self.database, self.secrets = str(keys[0].row._state.db), keys[0].secrets
-        self.red = any(map(self.harms, keys))
+        self.about, self.earlier, self.user = [version(key.facts.row) for key in keys], earlier, user
+        self.database, self.secrets = str(keys[0].facts.row._state.db), keys[0].secrets
+        self.red = any(self.harms(key.facts) for key in keys)
         self.fields["seen"].initial = " ".join(self.about)
         self.fields["confirmed"].label = self.word
-        if not any(key.needs_word(self.name) for key in keys):
+        if not any(key.facts.needs_word(self.name) for key in keys):
             del self.fields["confirmed"]
         if "step" in self.fields:
             self.fields["step"].choices = [(name, name) for name in steps_of(keys)]  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ class ReleaseForm(DecisionForm):
 
     def __init__(self, data: Any, *, keys: Sequence[Shown], **words: Any) -> None:
         super().__init__(data, keys=keys, **words)
-        if unkeyed := list(dict.fromkeys(name for key in keys for name in key.unkeyed)):
+        if unkeyed := list(dict.fromkeys(name for key in keys for name in key.facts.unkeyed)):
             self.explanation = gettext(
                 "The client's next retry runs at once. Steps that have a result are not repeated; calls in doubt are "
                 "made again. The called service may not recognize a repeated call of %(names)s: the view had not asked "

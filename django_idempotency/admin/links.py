@@ -22,9 +22,8 @@ from django.utils.html import format_html
 
 from ..engine.stores.sealing import unseal
 from ..exceptions import NotDecryptable
-from ..maintenance.facts import facts_of
+from ..maintenance.facts import Facts, facts_of
 from ..models import IdempotencyKey
-from .story import Story
 from .texts import NOTHING, badge, encodable, readable_operation, shortened
 
 ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
@@ -36,7 +35,7 @@ AMOUNTS = ("amount", "total")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(Story):
+class Shown:
     """A key as an admin page shows it to the current user.
 
     Attributes:
@@ -45,6 +44,7 @@ class Shown(Story):
         caller, resource: HTML, with a link to the object's admin page if this person may see it.
     """
 
+    facts: Facts
     secrets: bool
     caller: Any
     resource: Any
@@ -52,16 +52,16 @@ class Shown(Story):
     @property
     def name(self) -> str:
         """The key and its reference, or the reference alone for people who may not see secrets."""
-        return f"{self.row.key} ({self.row.reference})" if self.secrets else self.row.reference
+        return f"{self.facts.row.key} ({self.facts.row.reference})" if self.secrets else self.facts.row.reference
 
     @cached_property
     def amount(self) -> str:
         """The amount and currency that a step has returned, as stored. Empty if no step returned an amount, or if this
         person may not see results.
         """
-        for step in self.steps if self.secrets else ():
+        for step in self.facts.steps if self.secrets else ():
             with suppress(NotDecryptable, RecursionError, ValueError):
-                result = json.loads(unseal(self.row, "result", step.result, step.name) or "null")
+                result = json.loads(unseal(self.facts.row, "result", step.result, step.name) or "null")
                 value = result.get("value") if isinstance(result, dict) else None
                 if isinstance(value, dict) and (
                     amount := next((value[a] for a in AMOUNTS if _is_sum(value.get(a))), "")
@@ -72,15 +72,15 @@ class Shown(Story):
 
     @property
     def badge(self) -> Any:
-        return badge(self.state.name)
+        return badge(self.facts.state.name)
 
     @property
     def scope(self) -> str:
-        return encodable(self.row.scope)
+        return encodable(self.facts.row.scope)
 
     @property
     def operation(self) -> str:
-        return readable_operation(self.row.operation)
+        return readable_operation(self.facts.row.operation)
 
 
 def shown(row: Any) -> Shown:
@@ -108,7 +108,7 @@ def show(rows: Iterable[IdempotencyKey], model_admin: Any, request: HttpRequest,
             type_, id_ = str(row.resource_type or ""), str(row.resource_id)
             resource = _linked(model_admin, request, type_, id_) or shortened(_named(type_, id_), TEXT_LENGTH)
         caller = caller or shortened(row.scope, TEXT_LENGTH)
-        row.shown = Shown(row, facts.now, facts.steps, secrets=secrets, caller=caller, resource=resource)
+        row.shown = Shown(facts=facts, secrets=secrets, caller=caller, resource=resource)
 
 
 def _named(type_: str, id_: str) -> str:

@@ -26,6 +26,7 @@ from .export import export
 from .forms import DECISIONS
 from .links import Shown, show, shown
 from .overview import same_caller, same_key, same_request
+from .story import story_of
 from .texts import NOTHING, moment, readable_error, readable_response, shortened
 from .timeline import last_decision, timeline
 
@@ -41,17 +42,17 @@ def _field(title: Any, text: Callable[[Shown], Any]) -> Any:
 
 
 def _short_key(key: Shown) -> Any:
-    reference = key.row.reference
+    reference = key.facts.row.reference
     html = '{}<br><span class="small">{}</span>'
-    return format_html(html, shortened(key.row.key), reference) if key.secrets else reference
+    return format_html(html, shortened(key.facts.row.key), reference) if key.secrets else reference
 
 
 def _response(key: Shown) -> Any:
-    if key.row.status_code is None:
+    if key.facts.row.status_code is None:
         return "-"
     if not key.secrets:
         return gettext("To see the response, you need the permission “Can view stored response bodies”.")
-    return format_html('<pre class="idempotency-body">{}</pre>', readable_response(key.row))
+    return format_html('<pre class="idempotency-body">{}</pre>', readable_response(key.facts.row))
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
@@ -111,11 +112,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     caller = _field(_("caller"), lambda key: key.caller)
     full_scope = _field(_("scope"), lambda key: key.scope)
     state = _field(_("state"), lambda key: key.badge)
-    answered = _field(_("HTTP"), lambda key: key.row.status_code or NOTHING)
-    age = _field(_("age"), lambda key: timesince(key.row.created_at, depth=1))
+    answered = _field(_("HTTP"), lambda key: key.facts.row.status_code or NOTHING)
+    age = _field(_("age"), lambda key: timesince(key.facts.row.created_at, depth=1))
     error = _field(
         _("last error"),
-        lambda key: readable_error(key.row, "last_error", key.row.last_error, allowed=key.secrets) or "-",
+        lambda key: readable_error(key.facts.row, "last_error", key.facts.row.last_error, allowed=key.secrets) or "-",
     )
     timeline = _field(_("timeline"), timeline)
     response = _field(_("response"), _response)
@@ -185,14 +186,15 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         key = shown(kwargs["obj"])
-        may_decide = self.may_decide(request, key.row)
+        may_decide = self.may_decide(request, key.facts.row)
         context |= {
-            "decisions": [(form, form.harms(key)) for form in DECISIONS if may_decide and form.fits(key)],
+            "decisions": [(form, form.harms(key.facts)) for form in DECISIONS if may_decide and form.fits(key.facts)],
             "key": key,
-            "needs_attention": key.state in ATTENTION,
+            "story": story_of(key.facts),
+            "needs_attention": key.facts.state in ATTENTION,
             "last_decision": last_decision(key),
-            "others": _others(self.get_queryset(request), key.row),
-            "title": f"{key.operation} {key.row.reference}",
+            "others": _others(self.get_queryset(request), key.facts.row),
+            "title": f"{key.operation} {key.facts.row.reference}",
             "subtitle": None,
         }
         return super().render_change_form(request, context, *args, **kwargs)

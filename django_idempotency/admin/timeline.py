@@ -39,8 +39,8 @@ class Entry:
 
 def timeline(key: Shown) -> SafeString:
     """The timeline as an HTML list, oldest first."""
-    row = key.row
-    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.steps), *_decisions(key)]
+    row = key.facts.row
+    entries = [Entry(row.created_at, _("Claimed")), *(_step(key, step) for step in key.facts.steps), *_decisions(key)]
     if row.completed_at:
         entries.append(Entry(row.completed_at, _("Completed with status %(s)s") % {"s": row.status_code}))
     context = {"entries": sorted(entries, key=lambda entry: entry.at)}
@@ -51,10 +51,10 @@ def _step(key: Shown, step: IdempotencyStep) -> Entry:
     return Entry(
         step.started_at,
         step.name,
-        _end(key, step),
+        _end(key.facts, step),
         (_("kind"), _("%(kind)s, attempt %(attempt)s") % _kind(step.kind, step.attempt)),
-        (_("error"), readable_error(key.row, "error", step.error, step.name, allowed=key.secrets)),
-        (_("derived key"), _derived(key.row, step.name, step.kind, keyed=step.keyed)),
+        (_("error"), readable_error(key.facts.row, "error", step.error, step.name, allowed=key.secrets)),
+        (_("derived key"), _derived(key.facts.row, step.name, step.kind, keyed=step.keyed)),
         (_("result"), result_of(key, step)),
     )
 
@@ -81,16 +81,18 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
     """The steps in doubt, with any derived keys that the external service may know them by."""
-    return [(step.name, _derived(key.row, step.name, step.kind, keyed=step.keyed)) for step in key.doubts]
+    return [(step.name, _derived(key.facts.row, step.name, step.kind, keyed=step.keyed)) for step in key.facts.doubts]
 
 
-def sent_keys(key: Facts) -> list[str]:
+def sent_keys(facts: Facts) -> list[str]:
     """The derived keys of the calls, to compare with the gateway's records, but only if the view requested the key
     before every start of the call.
     """
-    row, namespace = key.row, get_settings().namespace
+    row, namespace = facts.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
-    return [derived_key(identity, step.name, namespace) for step in key.steps if step.kind == Kind.CALL and step.keyed]
+    return [
+        derived_key(identity, step.name, namespace) for step in facts.steps if step.kind == Kind.CALL and step.keyed
+    ]
 
 
 def copyable(text: str) -> SafeString:
@@ -122,14 +124,14 @@ def _result(key: Shown, stored: str | None, step: str) -> SafeString | str:
     if not key.secrets:
         return ""
     try:
-        return pasteable(unseal(key.row, "result", stored, step))
+        return pasteable(unseal(key.facts.row, "result", stored, step))
     except NotDecryptable as error:
         return str(error)
 
 
 def results_of(key: Shown) -> list[tuple[str, SafeString | str]]:
     """The finished steps with their results, to help a person make a decision."""
-    return [(step.name, result_of(key, step)) for step in key.steps if step.finished_at is not None]
+    return [(step.name, result_of(key, step)) for step in key.facts.steps if step.finished_at is not None]
 
 
 def pasteable(result: str | None) -> SafeString | str:
@@ -166,10 +168,10 @@ def last_decision(key: Shown) -> str:
 
 def _trail(key: Shown) -> tuple[list[Decision], str]:
     """The decisions about a key, or an empty list and the reason why they cannot be shown."""
-    if is_sealed(key.row.decisions) and not key.secrets:
+    if is_sealed(key.facts.row.decisions) and not key.secrets:
         return [], str(ENCRYPTED)
     try:
-        return decisions_of(key.row), ""
+        return decisions_of(key.facts.row), ""
     except NotDecryptable as error:
         return [], str(error)
 
@@ -177,14 +179,14 @@ def _trail(key: Shown) -> tuple[list[Decision], str]:
 def _decisions(key: Shown) -> Iterator[Entry]:
     decisions, hidden = _trail(key)
     if hidden:
-        yield Entry(key.row.updated_at, _("Decisions"), hidden)
+        yield Entry(key.facts.row.updated_at, _("Decisions"), hidden)
     for made in decisions:
         yield Entry(
             made.moment,
             encodable(decided(made)),
             "",
             (_("reason"), encodable(made.reason)),
-            *((_("in doubt then"), _past_doubt(key.row, step)) for step in made.steps),
+            *((_("in doubt then"), _past_doubt(key.facts.row, step)) for step in made.steps),
             # A replaced result is still sealed if its encryption key was missing when it was replaced.
             (_("replaced result"), _result(key, made.replaced, made.detail) if made.replaced else ""),
         )

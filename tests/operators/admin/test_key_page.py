@@ -14,9 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from django_idempotency.admin import story
 from django_idempotency.admin.decisions import version
 from django_idempotency.admin.overview import same_caller, same_key
-from django_idempotency.admin.story import Story
 from django_idempotency.admin.texts import readable_body
 from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.keys import key_reference
@@ -333,10 +333,7 @@ def test_the_story_of_a_key(fields: dict[str, Any], steps: str, told: str) -> No
         if "ended" in made or "lost" in made:
             kept |= {"finished_at": now, "result": '{"value": 1}' if "ended" in made else None}
         add_step(key, f"s{number}", made.split()[0], **kept)
-    facts = facts_of([key])[0]
-    story = Story(facts.row, facts.now, facts.steps)
-    names = ("happened", "certain", "uncertain", "without_decision", "next_retry", "to_do")
-    text = "\n".join(str(getattr(story, name)) for name in names)
+    text = "\n".join(map(str, story.story_of(facts_of([key])[0]).values()))
     assert [part for part in told.split(" … ") if part not in text] == []
 
 
@@ -360,8 +357,7 @@ def test_a_retry_of_an_expired_key_runs_again_as_its_page_says(post: Post, setti
 
 
 def certain() -> str:
-    facts = facts_of([row()], results=True)[0]
-    return Story(facts.row, facts.now, facts.steps).certain
+    return story.certain(facts_of([row()], results=True)[0])
 
 
 def test_a_call_that_has_begun_is_not_nothing(post: Post) -> None:
