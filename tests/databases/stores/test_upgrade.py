@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,11 @@ UNION ALL SELECT 'index', tablename, indexname, regexp_replace(indexdef, ' ON [a
 
 
 @pytest.fixture
-def upgraded(transactional_db: None) -> Iterator[dict[str, Any]]:
-    """Keys in each state, written by 0.3.0's columns into 0.3.0's tables in a schema of their own, and the upgrade."""
+def tables_of_0_3_0(transactional_db: None) -> Iterator[Any]:
+    """Keys in each state, written by 0.3.0's columns into 0.3.0's tables in a schema of their own."""
     if connection.vendor != "postgresql":
         pytest.skip("NOT RUN: the script is for PostgreSQL")
     fill()
-    before = rows()
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA upgraded; SET search_path TO upgraded")
         try:
@@ -67,11 +67,20 @@ def upgraded(transactional_db: None) -> Iterator[dict[str, Any]]:
                 cursor.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM public.{table}")
                 # The next id, as `pg_dump` keeps it: the rows bring theirs.
                 cursor.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table}")
-            cursor.execute(SCRIPT.read_text())
-            migrate(cursor)
-            yield before
+            yield cursor
         finally:
             cursor.execute("RESET search_path; DROP SCHEMA upgraded CASCADE")
+
+
+@pytest.fixture
+def upgraded(tables_of_0_3_0: Any) -> dict[str, Any]:
+    """The upgrade; gives what the keys were before."""
+    tables_of_0_3_0.execute("SET search_path TO public")
+    before = rows()
+    tables_of_0_3_0.execute("SET search_path TO upgraded")
+    tables_of_0_3_0.execute(SCRIPT.read_text())
+    migrate(tables_of_0_3_0)
+    return before
 
 
 def migrate(cursor: Any) -> None:
@@ -151,6 +160,29 @@ def test_no_retry_charges_again(upgraded: dict[str, Any]) -> None:
             retry(key)
     assert book == []
     assert [retry("stuck"), retry("failed"), book] == [None, None, ["stuck", "failed"]]
+
+
+def test_a_script_that_is_killed_has_changed_nothing(tables_of_0_3_0: Any) -> None:
+    """After each of its statements; then it is run once more, to its end."""
+    statements = re.findall(r"[^;]+;\n", re.sub(r"--.*", "", SCRIPT.read_text()))
+    before = shape("upgraded")
+    assert (len(statements), statements[-1].strip()) == (13, "COMMIT;")
+    for number in range(1, len(statements)):
+        killed = connection.copy()
+        try:
+            with killed.cursor() as cursor:
+                cursor.execute("SET search_path TO upgraded; SELECT pg_backend_pid()")
+                cursor.nextset()
+                (session,) = cursor.fetchone()
+                for statement in statements[:number]:  # psql sends them one by one
+                    cursor.execute(statement)
+                tables_of_0_3_0.execute("SELECT pg_terminate_backend(%s, 10000)", [session])
+        finally:
+            killed.close()
+        assert shape("upgraded") == before
+    for statement in statements:
+        tables_of_0_3_0.execute(statement)
+    assert shape("upgraded") == shape("public")
 
 
 @pytest.mark.only_on("postgresql")
