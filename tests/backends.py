@@ -29,8 +29,6 @@ TABLE = {
     "AttributeDefinitions": [{"AttributeName": "name", "AttributeType": "S"}],
     "BillingMode": "PAY_PER_REQUEST",
 }
-CLUSTERED = 55535
-"""The highest port of a node of a Redis cluster, whose other port is 10,000 higher."""
 SERVERS = {kind: pytest.mark.server for kind in KINDS if kind != "memory"}
 """The mark of a test that starts a server."""
 _started: dict[str, dict[str, Any]] = {}
@@ -118,31 +116,6 @@ def redis_server(*options: str, kind: str = "redis", port: int | None = None) ->
         finally:
             process.kill()
             process.wait()
-
-
-@contextmanager
-def redis_cluster(*nodes: tuple[str, ...], port: int | None = None) -> Iterator[str]:
-    """A cluster with a primary for each of these tuples of options; gives the URL of the first one, on this port."""
-    import redis
-
-    with ExitStack() as stack:
-        urls = []
-        for options in nodes:
-            server = redis_server("--cluster-enabled", "yes", *options, port=port or free_port(CLUSTERED))
-            urls.append(stack.enter_context(server)[0])
-            port = None
-        clients = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
-        edges = [16384 * number // len(nodes) for number in range(len(nodes) + 1)]
-        for client, first, end in zip(clients, edges[:-1], edges[1:], strict=True):
-            client.execute_command(f"CLUSTER ADDSLOTSRANGE {first} {end - 1}")
-            client.execute_command(f"CLUSTER MEET 127.0.0.1 {urls[0].rpartition(':')[2]}")
-
-        def agree() -> bool:
-            told = [client.execute_command("CLUSTER INFO") for client in clients]
-            return all((t["cluster_state"], t["cluster_size"]) == ("ok", str(len(nodes))) for t in told)
-
-        eventually("the cluster", agree)
-        yield urls[0]
 
 
 @contextmanager

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import redis
 from django.test import RequestFactory
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from django_idempotency import StoreBusy, idempotent, run_once
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.backends.memory import MemoryBackend
-from django_idempotency.backends.redis import TIMEOUT, RedisBackend
-from tests.backends import CLUSTERED, configured, free_port, redis_cluster, redis_server
+from django_idempotency.backends.redis import RedisBackend
+from tests.backends import configured, free_port, redis_server
 from tests.leases import Broken
+from tests.redis_clusters import HIGHEST_PORT, ClusterBackend, redis_cluster
 from tests.views import answers
 
 
@@ -72,14 +71,6 @@ def test_redis_never_takes_an_earlier_answer_for_its_own(monkeypatch: pytest.Mon
     assert [backend.swap(name, None, None, 0) for name in ("unknown", "known", "unknown")] == [None, b"1 known", None]
 
 
-class ClusterBackend(RedisBackend):
-    """For a cluster, with the same time limits."""
-
-    def connect(self) -> Any:
-        limits: dict[str, Any] = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
-        return redis.RedisCluster.from_url(self.url, retry=Retry(NoBackoff(), 0), **limits)
-
-
 def test_redis_refuses_replicas_on_a_cluster() -> None:
     """When it is made: the pipeline of a cluster's client has no WAIT, so each request would get 503."""
     with redis_cluster(()) as url:
@@ -91,9 +82,9 @@ def test_redis_refuses_replicas_on_a_cluster() -> None:
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_a_cluster_that_is_down_when_a_process_starts(rf: RequestFactory, settings: Any, replicas: int) -> None:
     """Its client connects when it is made. Requests get 503, as they do for a single server, and run once it is up."""
-    port = free_port(CLUSTERED)
+    port = free_port(HIGHEST_PORT)
     options = {"url": f"redis://127.0.0.1:{port}", "replicas": replicas}
-    entry = {"BACKEND": f"{__name__}.ClusterBackend", "OPTIONS": options}
+    entry = {"BACKEND": "tests.redis_clusters.ClusterBackend", "OPTIONS": options}
     settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
     view = idempotent(backend="events", lease=30, scope=lambda request: "s", operation="o")(answers(status=201))
     request = partial(rf.post, "/", headers={"Idempotency-Key": "k"})

@@ -14,7 +14,8 @@ from django.urls import clear_url_caches, path
 from django_idempotency import idempotent
 from django_idempotency.backends.memory import MemoryBackend
 from django_idempotency.checks import check_project, check_servers, check_urls
-from tests.backends import CREDENTIALS, MEMORY, configured, free_port, in_redis, redis_cluster, redis_server
+from tests.backends import CREDENTIALS, MEMORY, configured, free_port, in_redis, redis_server
+from tests.redis_clusters import redis_cluster
 
 pytestmark = pytest.mark.django_db
 
@@ -61,7 +62,7 @@ def test_each_primary_of_a_cluster_is_asked(settings: Any) -> None:
     durable = ("--appendonly", "yes", "--maxmemory-policy", "noeviction")
     evicting = ("--appendonly", "yes", "--maxmemory-policy", "allkeys-lru")
     with redis_cluster(durable, evicting, evicting) as url:
-        entry = {"BACKEND": "tests.databases.test_stores_of_backends.ClusterBackend", "OPTIONS": {"url": url}}
+        entry = {"BACKEND": "tests.redis_clusters.ClusterBackend", "OPTIONS": {"url": url}}
         settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
         found = told(check_servers)
     assert [id_ for id_, _ in found] == ["W010", "W010"]
@@ -75,7 +76,7 @@ def test_each_primary_of_a_cluster_is_asked(settings: Any) -> None:
 def test_w019_a_cluster_that_does_not_answer(settings: Any) -> None:
     """`check` without `--database` doesn't ask it."""
     options = {"url": f"redis://127.0.0.1:{free_port()}"}
-    entry = {"BACKEND": "tests.databases.test_stores_of_backends.ClusterBackend", "OPTIONS": options}
+    entry = {"BACKEND": "tests.redis_clusters.ClusterBackend", "OPTIONS": options}
     settings.IDEMPOTENCY = {"BACKENDS": {"events": entry}}
     assert told(check_project) == []
     assert [id_ for id_, _ in told(check_servers)] == ["W019"]
