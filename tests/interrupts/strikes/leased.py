@@ -166,12 +166,27 @@ def counted(key: str, run: Run) -> Problems:
         yield "there are two orders"
 
 
+def charges(key: str) -> list[str]:
+    """The derived key of each call that the gateway got for this reference."""
+    return [derived for charged, derived in CHARGES if charged == key]
+
+
+def one_charge(key: str) -> Problems:
+    """The gateway has charged once. It knows a repeated call by its derived key."""
+    if (number := len({*charges(key)})) != 1:
+        yield f"there are charges under {number} derived keys"
+
+
+def one_call(key: str) -> Problems:
+    """Nothing has called the gateway again."""
+    if (number := len(charges(key))) != 1:
+        yield f"the gateway was called {number} times"
+
+
 def one_order_and_charge(key: str) -> Problems:
     yield from one_order(key)
     yield from books.miscounts(key)
-    derived = {derived for charged, derived in CHARGES if charged == key}
-    if len(derived) != 1:
-        yield f"in the end there are charges under {len(derived)} derived keys"
+    yield from one_charge(key)
     if (row := books.row(key)) is not None and row.unknown:
         yield f"in the end {row.unknown} steps are unknown"
 

@@ -87,6 +87,7 @@ def recovering(key: str, run: Run) -> Problems:
             yield f"{number} orders, and the key is {'completed' if done else 'not completed'}"
         if books.row(name) is None:
             yield "a key that needs attention is gone"
+        yield from leased.one_call(name)
 
 
 def recovered(key: str) -> Problems:
@@ -94,6 +95,7 @@ def recovered(key: str) -> Problems:
     for name in names(key, "doubt", "half", "abandoned"):
         if books.orders(name) != 1 or not books.is_done(name):
             yield f"in the end there are {books.orders(name)} orders, and the key is {books.row(name)}"
+        yield from leased.one_call(name)
 
 
 # --- cleanup
@@ -180,7 +182,7 @@ def release_in_the_admin(key: str) -> None:
     form = SimpleNamespace(
         decision=lambda: (release_for_retry, (), "done"), cleaned_data={"reason": "r", "confirmed": True}
     )
-    shown = SimpleNamespace(row=find_key(key).get())
+    shown = SimpleNamespace(facts=SimpleNamespace(row=find_key(key).get()))
     _carry_out(page, SimpleNamespace(user=User(username="me")), [shown], form, 1)  # type: ignore[arg-type, list-item]
 
 
@@ -202,6 +204,7 @@ def decided(made: Callable[[Any], bool]) -> Callable[[str, Run], Problems]:
             yield f"a half decision: {row.status}, {row.unknown} unknown, {row.decisions}"
         elif run.error is None and not made(row):
             yield "the decision was acknowledged, and is not made"
+        yield from leased.one_call(key)
 
     return after
 
@@ -219,12 +222,19 @@ def decide_again(decide: Callable[[str], Any], made: Callable[[Any], bool]) -> C
 
 def one_order(key: str) -> Problems:
     yield from books.all_miscounts()
+    yield from leased.one_charge(key)
     if books.orders(key) != 1 or not books.is_done(key):
         yield f"in the end there are {books.orders(key)} orders, and the key is {books.row(key)}"
 
 
+def one_order_after_the_recorded_call(key: str) -> Problems:
+    yield from one_order(key)
+    yield from leased.one_call(key)
+
+
 def no_order(key: str) -> Problems:
     yield from books.all_miscounts()
+    yield from leased.one_call(key)
     if books.orders(key) or not books.is_done(key):
         yield f"in the end there are {books.orders(key)} orders, and the key is {books.row(key)}"
 
@@ -305,7 +315,7 @@ SCENARIOS = {
     "cleanup": Scenario(act=clean, **CLEANUP),
     "cleanup, command": Scenario(act=lambda key: command("cleanup_idempotency_keys", batch_size=2), **CLEANUP),
     "decision: release": decision(release, is_settled),
-    "decision: record": decision(record, is_settled),
+    "decision: record": decision(record, is_settled, end=one_order_after_the_recorded_call),
     "decision: close": decision(close, is_closed, end=no_order),
     "decision: release, in the admin": decision(release_in_the_admin, is_settled, after=logged),
     "decision: release all": decision(release_all, is_settled, prepare=to_release_all),
