@@ -14,7 +14,8 @@ from ...exceptions import IdempotencyConfigurationError, IdempotencyError, Trans
 from ..events import harmless, report
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, Conflicted, Finished, InDoubt, Verdict
-from ..stores.transactions import Transaction, opened
+from ..stores.connecting import opened
+from ..stores.transactions import Transaction
 from .bridge import without_bridge_above
 from .claiming import claim_or_wait, unavailable
 from .operation import Operation

@@ -10,8 +10,8 @@ from django.utils.module_loading import import_string
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import resolve
+from .connecting import opened, without_held_locks
 from .store import RunningTransaction, Store
-from .transactions import opened, without_held_locks
 
 __all__ = ["RunningTransaction", "Store", "alias_for", "store_for"]
 

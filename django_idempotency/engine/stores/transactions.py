@@ -20,13 +20,12 @@ still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import Error, connections, transaction
 
 from ...exceptions import TransactionBroken
+from .connecting import close_stuck, forget_blocks, give_up, is_stuck, replace_held_lock, without_held_locks
 
 T = TypeVar("T")
 
@@ -158,7 +157,7 @@ class Transaction:
         if connection.needs_rollback:
             self.roll_back()
         elif self.is_outermost:
-            _forget_blocks(connection)
+            forget_blocks(connection)
             connection.commit()
             connection.set_autocommit(True)
         else:
@@ -171,7 +170,7 @@ class Transaction:
         Does nothing if the transaction has ended. If the connection can't be put back, it is given up.
         """
         connection = self.connection
-        _replace_held_lock(connection)
+        replace_held_lock(connection)
         if not self._is_over():
             if self.is_outermost:
                 self._roll_back_all()
@@ -214,10 +213,10 @@ class Transaction:
 
     def _roll_back_all(self) -> None:
         connection = self.connection
-        if connection.connection is None or connection.closed_in_transaction or _is_stuck(connection):
+        if connection.connection is None or connection.closed_in_transaction or is_stuck(connection):
             give_up(connection)
             return
-        _forget_blocks(connection)
+        forget_blocks(connection)
         try:
             connection.rollback()
             connection.set_autocommit(True)
@@ -230,7 +229,7 @@ class Transaction:
         count = len(before.savepoints)
         savepoint = savepoints[count] if self.block is not None and len(savepoints) > count else None
         del blocks[len(before.blocks) :], savepoints[count:]
-        lost = connection.connection is not before.raw or connection.closed_in_transaction or _is_stuck(connection)
+        lost = connection.connection is not before.raw or connection.closed_in_transaction or is_stuck(connection)
         if savepoint is None and not (self.has_begun or lost) and self.is_in_a_test() and self._is_unbroken():
             return  # no transaction has begun, and the test's next request must work
         if savepoint is None or lost:
@@ -252,12 +251,12 @@ class Transaction:
     def _doom(self) -> None:
         """Make sure that the caller can't commit its transaction, which may contain half of ours."""
         connection, before = self.connection, self.before
-        _replace_held_lock(connection)
+        replace_held_lock(connection)
         del connection.atomic_blocks[len(before.blocks) :], connection.savepoint_ids[len(before.savepoints) :]
         connection.in_atomic_block = before.in_atomic_block
         connection.needs_rollback = True
-        if _is_stuck(connection):
-            _close_stuck(connection)
+        if is_stuck(connection):
+            close_stuck(connection)
         elif not before.in_atomic_block:  # autocommit is off, and no block of the caller's will roll back
             try:
                 connection.rollback()
@@ -291,82 +290,3 @@ def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
         return result
 
     return own.guard(run)
-
-
-def opened(connection: Any) -> None:
-    """Open the connection if it is closed.
-
-    If an exception strikes meanwhile, it is closed again: it may not be fully configured. The next query opens another.
-    """
-    if connection.connection is not None:
-        return
-    try:
-        connection.ensure_connection()
-    except BaseException:
-        give_up(connection)
-        raise
-
-
-def give_up(connection: Any) -> None:
-    """Close a connection about whose transaction Django, the driver and the server may disagree.
-
-    The next query opens another connection. Django's stacks of blocks are reset now, because Django itself would do so
-    only then.
-    """
-    connection.closed_in_transaction = connection.needs_rollback = False
-    _replace_held_lock(connection)
-    _forget_blocks(connection)
-    _cut_off(connection)
-    with suppress(Error):
-        connection.close()
-        if connection.connection is not None:  # Django doesn't close SQLite's databases in memory
-            connection.rollback()
-            connection.set_autocommit(True)
-
-
-def without_held_locks(connection: Any) -> None:
-    """Remove locks that an exception has left held, in a query outside our transactions, between two requests.
-
-    Otherwise, every later query would wait for them forever.
-    """
-    _replace_held_lock(connection)
-    if _is_stuck(connection):
-        _close_stuck(connection)
-
-
-def _forget_blocks(connection: Any) -> None:
-    connection.in_atomic_block = False
-    connection.atomic_blocks, connection.savepoint_ids = [], []
-
-
-def _is_stuck(connection: Any) -> bool:
-    """Whether psycopg would wait forever for its own lock.
-
-    In Python 3.14, an exception can strike just after a `with` statement has taken a lock. The lock is then never
-    released.
-    """
-    lock = getattr(connection.connection, "lock", None)
-    return lock is not None and bool(lock.locked())
-
-
-def _replace_held_lock(connection: Any) -> None:
-    """Replace the lock with which Django asks, before each query, whether threads share the connection.
-
-    Like psycopg's lock, this one can be left held, and every later query would then wait for it. Other threads hold it
-    only for the moment that an addition takes.
-    """
-    if connection._thread_sharing_lock.locked():
-        connection._thread_sharing_lock = Lock()
-
-
-def _close_stuck(connection: Any) -> None:
-    """Close the connection. Inside the caller's block, Django then refuses all further queries."""
-    _cut_off(connection)
-    connection.close()
-
-
-def _cut_off(connection: Any) -> None:
-    """Close psycopg's connection without waiting for its lock, or for a statement that still runs on the server."""
-    pgconn = getattr(connection.connection, "pgconn", None)
-    if pgconn is not None:
-        pgconn.finish()

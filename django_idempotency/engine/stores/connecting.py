@@ -1,0 +1,91 @@
+"""How is a connection opened, and how is it closed if an exception may have left it unusable?
+
+See Note [An exception at any moment] in `transactions.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from django.db import Error
+
+
+def opened(connection: Any) -> None:
+    """Open the connection if it is closed.
+
+    If an exception strikes meanwhile, it is closed again: it may not be fully configured. The next query opens another.
+    """
+    if connection.connection is not None:
+        return
+    try:
+        connection.ensure_connection()
+    except BaseException:
+        give_up(connection)
+        raise
+
+
+def give_up(connection: Any) -> None:
+    """Close a connection about whose transaction Django, the driver and the server may disagree.
+
+    The next query opens another connection. Django's stacks of blocks are reset now, because Django itself would do so
+    only then.
+    """
+    connection.closed_in_transaction = connection.needs_rollback = False
+    replace_held_lock(connection)
+    forget_blocks(connection)
+    _cut_off(connection)
+    with suppress(Error):
+        connection.close()
+        if connection.connection is not None:  # Django doesn't close SQLite's databases in memory
+            connection.rollback()
+            connection.set_autocommit(True)
+
+
+def without_held_locks(connection: Any) -> None:
+    """Remove locks that an exception has left held, in a query outside our transactions, between two requests.
+
+    Otherwise, every later query would wait for them forever.
+    """
+    replace_held_lock(connection)
+    if is_stuck(connection):
+        close_stuck(connection)
+
+
+def forget_blocks(connection: Any) -> None:
+    connection.in_atomic_block = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
+
+
+def is_stuck(connection: Any) -> bool:
+    """Whether psycopg would wait forever for its own lock.
+
+    In Python 3.14, an exception can strike just after a `with` statement has taken a lock. The lock is then never
+    released.
+    """
+    lock = getattr(connection.connection, "lock", None)
+    return lock is not None and bool(lock.locked())
+
+
+def replace_held_lock(connection: Any) -> None:
+    """Replace the lock with which Django asks, before each query, whether threads share the connection.
+
+    Like psycopg's lock, this one can be left held, and every later query would then wait for it. Other threads hold it
+    only for the moment that an addition takes.
+    """
+    if connection._thread_sharing_lock.locked():
+        connection._thread_sharing_lock = Lock()
+
+
+def close_stuck(connection: Any) -> None:
+    """Close the connection. Inside the caller's block, Django then refuses all further queries."""
+    _cut_off(connection)
+    connection.close()
+
+
+def _cut_off(connection: Any) -> None:
+    """Close psycopg's connection without waiting for its lock, or for a statement that still runs on the server."""
+    pgconn = getattr(connection.connection, "pgconn", None)
+    if pgconn is not None:
+        pgconn.finish()
