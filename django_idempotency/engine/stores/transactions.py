@@ -30,12 +30,9 @@ from .connecting import close_stuck, forget_blocks, give_up, is_stuck, replace_h
 T = TypeVar("T")
 
 
-def _status_on_postgresql(raw: Any) -> int:
-    return int((raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status)  # psycopg2 has no `pgconn`
-
-
 def _is_idle_on_postgresql(raw: Any) -> bool:
-    return bool(_status_on_postgresql(raw) == 0 and raw.autocommit)  # libpq's PQTRANS_IDLE
+    status = (raw.pgconn if hasattr(raw, "pgconn") else raw.info).transaction_status  # psycopg2 has no `pgconn`
+    return bool(status == 0 and raw.autocommit)  # libpq's PQTRANS_IDLE
 
 
 IDLE: dict[str, Callable[[Any], bool]] = {
@@ -45,14 +42,6 @@ IDLE: dict[str, Callable[[Any], bool]] = {
 }
 """By Django's name for the database: whether the driver has a working connection without a transaction, where each
 statement is committed by itself. None of them sends a query."""
-
-
-UNBROKEN: dict[str, Callable[[Any], bool]] = {
-    "postgresql": lambda raw: bool(_status_on_postgresql(raw) == 2),  # libpq's PQTRANS_INTRANS
-    "sqlite": lambda raw: bool(raw.in_transaction),
-    "mysql": lambda raw: bool(raw.open),
-}
-"""Whether the driver has a transaction that can be committed. PostgreSQL rolls a failed one back without an error."""
 
 
 class Before(NamedTuple):
@@ -90,21 +79,22 @@ class Transaction:
         connection: this thread's connection.
         before: its description from before the transaction began.
         is_outermost: whether this is a separate transaction, not a savepoint.
-        is_alone: the same, but a `TestCase`'s transaction does not count.
         block: the `atomic()` block, from just before it begins until after it has ended.
-        has_begun: whether anything may have been done in the block.
     """
 
-    __slots__ = ("before", "block", "connection", "has_begun", "is_alone", "is_outermost")
+    __slots__ = ("before", "block", "connection", "is_outermost")
 
     def __init__(self, connection: Any) -> None:
         without_held_locks(connection)
         self.connection = connection
         self.before = Before.of(connection)
         self.is_outermost = self.before.autocommit and not self.before.in_atomic_block
-        self.is_alone = self.is_outermost or self.is_in_a_test()
         self.block: Any = None
-        self.has_begun = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is a separate transaction. A `TestCase`'s transaction does not count."""
+        return self.is_outermost or self.is_in_a_test()
 
     def is_in_a_test(self) -> bool:
         """Whether only a `TestCase` surrounds this transaction."""
@@ -146,7 +136,6 @@ class Transaction:
     def begin(self, **how: bool) -> None:
         self.block = transaction.atomic(using=self.connection.alias, **how)
         self.block.__enter__()
-        self.has_begun = True
 
     def end(self) -> None:
         """Commit, or release the savepoint. If Django has noted that it must be rolled back, do that instead.
@@ -226,12 +215,12 @@ class Transaction:
     def _roll_back_savepoint(self) -> None:
         connection, before = self.connection, self.before
         blocks, savepoints = connection.atomic_blocks, connection.savepoint_ids
-        count = len(before.savepoints)
-        savepoint = savepoints[count] if self.block is not None and len(savepoints) > count else None
-        del blocks[len(before.blocks) :], savepoints[count:]
+        own = savepoints[len(before.savepoints) :]  # Django adds one as a block begins, or None
+        savepoint = own[0] if own and self.block is not None else None
+        del blocks[len(before.blocks) :], savepoints[len(before.savepoints) :]
         lost = connection.connection is not before.raw or connection.closed_in_transaction or is_stuck(connection)
-        if savepoint is None and not (self.has_begun or lost) and self.is_in_a_test() and self._is_unbroken():
-            return  # no transaction has begun, and the test's next request must work
+        if not (own or lost) and self.is_in_a_test():
+            return  # the block has not begun, and the test, which rolls back anyway, must be able to go on
         if savepoint is None or lost:
             self._doom()
             return
@@ -243,10 +232,6 @@ class Transaction:
             self._doom()
         else:
             connection.in_atomic_block = before.in_atomic_block
-
-    def _is_unbroken(self) -> bool:
-        """Whether the caller's transaction can still be committed."""
-        return UNBROKEN[self.connection.vendor](self.connection.connection)
 
     def _doom(self) -> None:
         """Make sure that the caller can't commit its transaction, which may contain half of ours."""
