@@ -21,7 +21,7 @@ from django_idempotency.admin import IdempotencyKeyAdmin
 from django_idempotency.backends import KeyValueBackend
 from django_idempotency.backends.dynamodb import DynamoDBBackend
 from django_idempotency.backends.redis import RedisBackend
-from django_idempotency.engine.execution import operation as module
+from django_idempotency.engine.execution import attempt as module
 from django_idempotency.engine.execution.commits import committed
 from django_idempotency.engine.request.unprotected import safely
 from django_idempotency.engine.stores import store_for

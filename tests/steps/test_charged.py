@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from django_idempotency import IdempotencyConfigurationError, Operation, get_operation, run_once
-from django_idempotency.engine.execution import operation as operation_module
+from django_idempotency.engine.execution import attempt as attempt_module
 from django_idempotency.maintenance import half_done, in_doubt, needs_attention
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.leased_urls import GATEWAY, HOOKS
@@ -144,7 +144,7 @@ class TestAnAnswerBeforeTheSteps:
 
     def test_a_read_whose_result_never_arrived_is_no_matter(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
         """As when a signal's exception strikes between its COMMIT and its return."""
-        monkeypatch.setattr(operation_module, "as_stored", breaks)
+        monkeypatch.setattr(attempt_module, "as_stored", breaks)
 
         def does_without(request: Any) -> str:
             with pytest.raises(Broken):

@@ -24,7 +24,7 @@ from django_idempotency import (
     ResultNotStorable,
     run_once,
 )
-from django_idempotency.engine.execution import operation as operation_module
+from django_idempotency.engine.execution import attempt as attempt_module
 from django_idempotency.engine.execution.memory import MemoryJournal
 from django_idempotency.maintenance import half_done
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -81,7 +81,7 @@ class TestSteps:
         self, post: Post, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As when a signal's exception strikes between the COMMIT of a call and its return."""
-        monkeypatch.setattr(operation_module, "as_stored", breaks)
+        monkeypatch.setattr(attempt_module, "as_stored", breaks)
 
         def gives_up(operation: Any) -> str:
             with suppress(Broken):
@@ -92,7 +92,7 @@ class TestSteps:
         assert (row().status, half_done().count()) == ("failed", 1)
 
     def test_a_result_may_also_be_read_from_the_results(self, post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(operation_module, "as_stored", breaks)
+        monkeypatch.setattr(attempt_module, "as_stored", breaks)
 
         def looks_it_up(operation: Any) -> Any:
             with suppress(Broken):

@@ -26,6 +26,7 @@ from ..stores import Store
 from ..stores.server_checks import OWN
 from .claiming import claim_or_wait
 from .commits import committed
+from .ending import left_behind, may_end_with
 from .memory import MemoryJournal
 from .operation import Operation
 from .runners import Runner, Work
@@ -93,7 +94,7 @@ class Leased(Runner):
                 # `reconcile` runs first. If it returns a final result, the work doesn't run.
                 asks = request.known_only or claim.abandoned or claim.in_doubt or operation.lost
                 finished = (work.reconcile(operation) if asks else None) or _run(store, work, operation)
-                if finished.verdict is Verdict.KEEP and (why := operation._left_behind()):
+                if finished.verdict is Verdict.KEEP and (why := left_behind(operation)):
                     finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=why)
             finally:
                 about = operation.resource
@@ -168,7 +169,7 @@ def _run(store: Store, work: Work[T], operation: Operation) -> Finished[T]:
         answered = work.answer(error)
         if answered is None:
             raise
-        if answered.verdict is not Verdict.KEEP or not operation._may_end_with(error):
+        if answered.verdict is not Verdict.KEEP or not may_end_with(operation, error):
             return replace(answered, verdict=Verdict.ROLL_BACK, reason=describe(error))
         return answered
 

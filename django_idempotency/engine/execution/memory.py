@@ -1,6 +1,6 @@
 """The journal of leased work that runs without protection: nothing is kept beyond the attempt.
 
-See Note [One meaning] in `operation.py`.
+See Note [One meaning] in `attempt.py`.
 """
 
 from __future__ import annotations
