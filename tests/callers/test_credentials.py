@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,21 +233,6 @@ def test_a_clients_token_is_scoped_by_the_client(access_token: Any) -> None:
     both = auth_scope(access_token(pk=4, application_id=5, user_id=7))
     assert both == "for:user:auth.User:7+application:auth.Group:5"
     assert auth_scope(access_token(pk=4, user_id=7)) == "user:auth.User:7"
-
-
-@pytest.mark.parametrize("claim", ["client_id", "azp"])
-@pytest.mark.parametrize("wrap", [dict, lambda claims: SimpleNamespace(payload=claims)])
-def test_two_clients_of_one_user_are_two_callers_by_their_jwt(rf: RequestFactory, claim: str, wrap: Any) -> None:
-    """Where an authenticator leaves the claims of the token in `request.auth`, as they are or as `payload`."""
-    scopes = []
-    for client in ("shop", "shop", "app", None):
-        request: Any = rf.post("/")
-        request.user, request.auth = User(pk=7), wrap({claim: client} if client else {})
-        scopes.append(scope_of(request, resolve()))
-    assert scopes[0] == scopes[1]
-    assert len(set(scopes)) == 3
-    assert scopes[3] == "user:auth.User:7"
-    assert str(scopes[0]).startswith("for:user:auth.User:7+")
 
 
 def test_what_clients_did_for_a_user_is_forgotten_with_the_user() -> None:

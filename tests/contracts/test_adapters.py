@@ -221,8 +221,8 @@ class TestOutcomes:
         first, second = send(), send()
         assert (first.status, second.status, code(second)) == (201, 409, "response-not-stored")
         assert second.headers.get("Location") == (first.headers["Location"] if located else None)
-        assert counts() == (1, 1)
-        assert not IdempotencyKey.objects.get().body
+        row = IdempotencyKey.objects.get()
+        assert (counts(), row.status_code, row.headers == "[]", row.body) == ((1, 1), 201, not located, None)
 
     def test_a_cookie_is_for_the_first_client_alone(self, http: Adapter) -> None:
         """It may hold a session: no replay sends it, and it is not stored."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from django_idempotency import IdempotencyConfigurationError, PayloadMismatch, StoreBusy, run_once
+from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.endpoints import list_endpoints
 from django_idempotency.engine.conf import modes
 from django_idempotency.engine.execution.operation import Operation
@@ -84,14 +84,6 @@ def ordered(request: Any) -> Answer:
     return Answer(201, f'{{"order": {len(RUNS)}}}', {})
 
 
-def once(payload: Any = None, **options: Any) -> Any:
-    def work() -> int:
-        RUNS.append(1)
-        return len(RUNS)
-
-    return run_once(work, scope="s", key="k", operation="o", payload=payload, backend="dict", **options)
-
-
 def test_it_runs_once_and_is_replayed(adapter: Adapter) -> None:
     """No test here may use the database, so the keys can't be there."""
     send = adapter.protect(ordered, backend="dict")
@@ -106,31 +98,9 @@ def test_it_runs_once_and_is_replayed(adapter: Adapter) -> None:
     ]
 
 
-def test_run_once_gets_the_stored_result() -> None:
-    assert [(each.value, each.replayed) for each in (once(), once())] == [(1, False), (1, True)]
-
-
-def test_another_payload_is_a_mismatch() -> None:
-    once({"a": 1})
-    with pytest.raises(PayloadMismatch):
-        once({"a": 2})
-
-
-def test_it_is_paused(settings: Any) -> None:
-    settings.IDEMPOTENCY = {"PAUSED": True}
-    with pytest.raises(StoreBusy, match="PAUSED"):
-        once()
-    assert RUNS == []
-
-
-def test_it_is_off(settings: Any) -> None:
-    settings.IDEMPOTENCY = {"ENABLED": False}
-    assert [once().value, once().value] == [1, 2]
-
-
 def test_an_option_that_does_not_fit_is_refused() -> None:
     with pytest.raises(IdempotencyConfigurationError, match=r"wait=5 means nothing for keys in a dict\. Leave wait"):
-        once(wait=5)
+        run_once(len, scope="s", key="k", operation="o", backend="dict", wait=5)
 
 
 def test_the_list_of_endpoints_names_it(adapter: Adapter) -> None:

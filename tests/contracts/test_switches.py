@@ -136,20 +136,27 @@ def test_it_knows_the_request(ask: Ask, lease: int | None) -> None:
     assert ask(lambda operation: operation.request.path, lease=lease) == "/pay"
 
 
-def test_a_name_that_is_none_is_refused(ask: Ask) -> None:
-    refused(ask, lambda operation: operation.call("", called("charge")), "is not a valid step name")
+@pytest.mark.parametrize("name", ["", "x" * 101, 5])
+def test_a_name_that_is_none_is_refused(ask: Ask, name: Any) -> None:
+    refused(ask, lambda operation: operation.call(name, called("charge")), "is not a valid step name")
 
 
-def test_a_coroutine_is_refused(ask: Ask) -> None:
+@pytest.mark.parametrize("kind", ["call", "fetch", "write"])
+def test_a_coroutine_is_refused(ask: Ask, kind: str) -> None:
+    """With its asynchronous twin."""
+
     async def charge() -> None:
         CALLS.append("charge")
 
-    refused(ask, lambda operation: operation.call("charge", charge), "is a coroutine function")
+    refused(ask, lambda operation: getattr(operation, kind)("charge", charge), rf"await operation\.a{kind}\('charge'")
 
 
-def test_a_step_inside_another_one_is_refused(ask: Ask) -> None:
+@pytest.mark.parametrize(("outer", "inner"), [("fetch", "call"), ("call", "write"), ("call", "call")])
+def test_a_step_inside_another_one_is_refused(ask: Ask, outer: str, inner: str) -> None:
+    """A retry that finds the result of the outer one would never ask for the inner one."""
+
     def nested(operation: Operation) -> Any:
-        return operation.fetch("outer", lambda: operation.call("inner", called("inner")))
+        return getattr(operation, outer)("outer", lambda: getattr(operation, inner)("inner", called("inner")))
 
     refused(ask, nested, "'inner' was started inside the function of step 'outer'")
 

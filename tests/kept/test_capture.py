@@ -195,16 +195,6 @@ def test_a_tombstone_names_the_object_that_the_view_referred_to(post: Post) -> N
     assert post("/referred").json()["resource"] == {"type": "shopapp.order", "id": str(Order.objects.get().pk)}
 
 
-def test_nothing_of_a_secret_response_is_stored(post: Post) -> None:
-    """With `store_body=False` no header is kept, either: a Location may carry a code. The work is not run again."""
-    first, second = post("/secret"), post("/secret")
-    row = IdempotencyKey.objects.get()
-    assert (row.status_code, row.headers, row.body) == (201, "[]", None)
-    assert (second.status_code, replayed(second)) == (409, "false")
-    assert [answer.headers.get("Location") for answer in (first, second)] == [f"/orders/{Order.objects.get().pk}", None]
-    assert Order.objects.count() == 1
-
-
 def test_only_a_redirect_has_the_address_of_a_redirect() -> None:
     """Neither what was created or refused, nor a status that has no address."""
     address = (("Location", "/orders/1"),)

@@ -23,7 +23,6 @@ from django_idempotency import (
     once,
     run_once,
 )
-from django_idempotency.engine.execution.bridge import synchronous
 from django_idempotency.keys import derived_key, key_reference
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.heard import heard
@@ -119,14 +118,6 @@ class TestHandle:
         assert first[5] != second[5]
         assert IdempotencyKey.objects.count() == 0
 
-    @pytest.mark.parametrize("verb", ["call", "acall", "fetch", "afetch", "write", "awrite", "renew", "arenew"])
-    @pytest.mark.parametrize(("where", "sent"), [("/atomic", {}), ("/atomic/optional", {"key": None})])
-    def test_atomic_mode_has_no_steps(self, post: Post, verb: str, where: str, sent: Any) -> None:
-        """With a key and without. The error says what to do instead."""
-        args = () if "renew" in verb else ("charge", breaks)
-        with pytest.raises(IdempotencyConfigurationError, match=r"pass lease=timedelta\(minutes=2\)"):
-            seen(post, where, lambda operation: synchronous(getattr(operation, verb))(*args), **sent)
-
     def test_a_name_is_checked_in_atomic_mode_too(self, post: Post) -> None:
         """It will be a step when the view becomes a leased one."""
         with pytest.raises(IdempotencyConfigurationError, match="is not a valid step name"):
@@ -214,16 +205,6 @@ class TestFetch:
             seen(post, "/leased", reads_a_rate)
         assert seen(post, "/leased", reads_a_rate) == {"euro": 1.5, "day": 1}
         assert SEEN == [{"rate": {"euro": 1.5, "day": 1}}] * 2
-
-    def test_results_are_those_of_all_finished_steps(self, post: Post) -> None:
-        """By their names; a model instance is fetched again."""
-
-        def calls_and_writes(operation: Any) -> Any:
-            operation.call("charge", lambda: "ch_1")
-            order = operation.write("order", Order.objects.create)
-            return operation.results == {"charge": "ch_1", "order": order}
-
-        assert seen(post, "/leased", calls_and_writes) is True
 
     def test_one_that_fails_leaves_no_trace(self, post: Post) -> None:
         """It is never in doubt: the retry reads again."""
