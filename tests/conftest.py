@@ -19,8 +19,12 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
     *("tests.acceptance.tutorial", "tests.contracts", "tests.interrupts.retrying", "tests.http", "tests.leases"),
     *("tests.extra.projects.harness", "tests.works"),
 )
-LONG = ("acceptance/test_demo.py", "browser", "interrupts/test_bursts.py", "interrupts/test_chaos.py")
-"""What needs a minute of its own: the demo once more, whole browsers, and servers that are killed at random."""
+LONG = (
+    *("acceptance/test_demo.py", "browser", "databases/clusters", "interrupts/strikes"),
+    *(f"interrupts/test_{name}.py" for name in ("bursts", "chaos", "inner_blocks", "messages", "recovery")),
+)
+"""What needs a minute of its own: the demo once more, whole browsers, clusters of servers, servers that are killed at
+random, and exceptions that strike everywhere."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

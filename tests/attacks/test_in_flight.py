@@ -142,7 +142,7 @@ def test_a_request_reads_its_own_row(post: Post, flight: str, analyzed: bool) ->
             assert (whole, pages <= most) == (0, True), (path, key, pages)
 
 
-@pytest.mark.parametrize("flight", ["leased", "abandoned", "one key of many callers"])
+@pytest.mark.parametrize("flight", ["abandoned", "one key of many callers"])
 def test_the_admin_and_the_cleanup_read_what_they_show_and_delete(flight: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists and numbers end at their limits, and a purge does not look at keys that are living."""
     # In proportion to 10,000 keys: the whole table would be less than the limits.

@@ -166,12 +166,6 @@ class TestStatusPage:
     def token(self, row: IdempotencyKey) -> str:
         return status_url("default", row.key_hash, row.scope_hash, row.created_at).removeprefix("/status/status/")
 
-    def test_it_tells_the_state_and_nothing_of_the_caller(self, client: Client, token: str) -> None:
-        """No key, scope, operation, response."""
-        answer = client.get(f"/status/status/{token}")
-        assert set(answer.json()) == {"status", "attempt", "steps", "created_at", "completed_at", "expires_at"}
-        assert "no-store" in answer.headers["Cache-Control"]
-
     def test_every_changed_character_is_404(self, client: Client, token: str) -> None:
         """Without a statement: the address is checked first."""
         with connection.execute_wrapper(self.no_statement):
@@ -219,16 +213,6 @@ class TestStatusPage:
 
     def decoded(self, token: str) -> bytes:
         return b"".join(urlsafe_b64decode(part + "==") for part in token.split(":"))
-
-    @pytest.mark.django_db(databases=["default", "other"])
-    def test_a_token_is_for_one_alias_and_one_key(self, client: Client, row: IdempotencyKey) -> None:
-        """The same hashes on another database, or swapped, are another request."""
-        for content in (("other", row.key_hash, row.scope_hash), ("default", row.scope_hash, row.key_hash)):
-            assert client.get(status_url(*content, row.created_at)).status_code == 404
-        other = create_key(row.key, scope=row.scope, using="other", status="completed")
-        for alias, row_, state in (("default", row, "in_progress"), ("other", other, "completed")):
-            page = client.get(status_url(alias, row.key_hash, row.scope_hash, row_.created_at))
-            assert page.json()["status"] == state
 
     @pytest.mark.parametrize("gone", ["deleted", "expired", "never there"])
     def test_it_dies_with_its_row(self, client: Client, row: IdempotencyKey, token: str, gone: str) -> None:

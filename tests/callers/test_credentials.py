@@ -78,9 +78,7 @@ def test_a_scheme_that_changes_with_each_request_is_refused(
     """With 403 to the client, because a client must not be able to make errors; the developer is told once."""
     with caplog.at_level(logging.WARNING, "django_idempotency"):
         answers = [post("/plain", headers={"Authorization": value, "X-Api-Key": "a"}) for _ in range(2)]
-    assert [(answer.status_code, answer.json()["title"]) for answer in answers] == [
-        (403, "Idempotency-Key needs an identified caller")
-    ] * 2
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(403, "changing-credential")] * 2
     assert "change with each request" in answers[0].json()["detail"]
     assert (caller_urls.RUNS, IdempotencyKey.objects.count()) == ([], 0)
     (record,) = [record for record in caplog.records if record.name == "django_idempotency"]

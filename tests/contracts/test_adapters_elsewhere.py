@@ -21,13 +21,13 @@ RUNS: list[int] = []
 
 
 def placed(able: Any = lambda adapter: True, everywhere: bool = False) -> Any:
-    """A fixture: the adapters that can, with their keys in memory; or everywhere: in Redis, too, and some elsewhere."""
+    """A fixture: the adapters that can, with their keys in memory; or everywhere: some of them elsewhere, too."""
     few = (Function, Once)
     places = [
         pytest.param((kind, adapter), id=f"{kind}-{type(adapter).__name__}", marks=SERVERS.get(kind, ()))
         for kind in (KINDS if everywhere else ("memory",))
         for adapter in all_adapters()
-        if able(adapter) and (kind in ("memory", "redis") or type(adapter) in few)
+        if able(adapter) and (kind == "memory" or type(adapter) in few)
     ]
 
     @pytest.fixture(params=places)

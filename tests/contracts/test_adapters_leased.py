@@ -41,6 +41,9 @@ pytestmark = pytest.mark.django_db
 Threads = Callable[..., list[Any]]
 adapter = adapters(lambda adapter: True)
 answering = adapters(lambda adapter: adapter.answers_exceptions)
+kind = adapters(
+    lambda adapter: type(adapter).__name__ in ("Function", "AsyncFunction", "RestFramework", "Ninja", "Once")
+)
 under_atomic_requests = adapters(lambda adapter: type(adapter).__name__ != "AsyncNinja")
 on_atomic_requests = adapters(lambda adapter: adapter.http and type(adapter).__name__ != "AsyncNinja")
 """Django refuses ATOMIC_REQUESTS with an asynchronous callback. Ninja's is one, and no mark reaches it."""
@@ -144,7 +147,7 @@ class TestLeased:
 
 
 class TestRetryKeyed:
-    """The default repeats a call only if the called service can recognize it."""
+    """The default repeats a call only if the called service can recognize it. Each kind of operation."""
 
     @pytest.mark.parametrize(
         ("earlier", "now", "hours", "repeated"),
@@ -158,7 +161,7 @@ class TestRetryKeyed:
         ],
     )
     def test_a_call_in_doubt_is_repeated_with_its_key_or_not_at_all(
-        self, adapter: Adapter, earlier: str, now: str, hours: int, repeated: bool
+        self, kind: Adapter, earlier: str, now: str, hours: int, repeated: bool
     ) -> None:
         """Each start must have asked for the key before the call, and the first be younger than DERIVED_KEYS_LAST."""
 
@@ -175,7 +178,7 @@ class TestRetryKeyed:
             operation.call("charge", gateway)
             return Answer(201, "{}")
 
-        send = adapter.protect(charges, lease=60)
+        send = kind.protect(charges, lease=60)
         with pytest.raises(Broken):
             send()
         IdempotencyStep.objects.update(started_at=timezone.now() - timedelta(hours=hours))
@@ -185,7 +188,7 @@ class TestRetryKeyed:
             return
         sent = send()
         assert sent.status == 409
-        assert not adapter.http or code(sent) == "outcome-unknown"
+        assert not kind.http or code(sent) == "outcome-unknown"
         assert (len(RUNS), in_doubt().count(), needs_attention().count()) == (1, 1, 1)
         assert (send().status, len(RUNS)) == (409, 1)
 

@@ -1,7 +1,7 @@
-"""The adapters' contract and that of the stored states, by each way of a claim to PostgreSQL.
+"""The adapters' contract and that of the stored states, by messages to PostgreSQL.
 
-A server with DEBUG, a `TestCase` and a traced process take Django's cursor. Production takes messages, which the same
-contracts, inside the transaction of a test, never take.
+Production takes these. The same contracts, inside the transaction of a test, take Django's cursor, as do a server with
+DEBUG and a traced process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from tests.contracts.adapters import Function, Once, RestFramework, adapters
 from tests.contracts.test_adapters import TestKeys, TestOutcomes
 from tests.contracts.test_states import STATES, TestStatesContract
-from tests.ways import ALL_WAYS, going
+from tests.ways import WAYS, going
 
 __all__ = ["TestKeys", "TestOutcomes"]
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
@@ -22,7 +22,7 @@ http = adapters(lambda adapter: type(adapter) is Function)
 answering = adapters(lambda adapter: type(adapter) is RestFramework)
 
 
-@pytest.fixture(params=ALL_WAYS, autouse=True)
+@pytest.fixture(params=WAYS, autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     with going(request.param):
         yield

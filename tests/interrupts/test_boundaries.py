@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("rest_framework")
@@ -16,12 +19,36 @@ from tests.servers import fake_gateway
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
-BOTH_WAYS = pytest.mark.parametrize("plain", [False, True], ids=["BEGIN and COMMIT travel along", "each by itself"])
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("path", ["/plain", "/rest"])
-def test_atomic(path: str, plain: bool) -> None:
+@dataclass
+class Shop:
+    """A server and its gateways: one that honours keys, and one for /hold that knows none."""
+
+    client: httpx.Client
+    gateway: httpx.Client
+    old_gateway: httpx.Client
+
+
+@pytest.fixture(scope="module")
+def shop(request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any) -> Iterator[Shop]:
+    with (
+        django_db_blocker.unblock(),
+        fake_gateway() as gateway,
+        fake_gateway("--without-keys") as old_gateway,
+        serving(plain=request.param, **knowing(gateway, old_gateway)) as client,
+    ):
+        yield Shop(client, gateway, old_gateway)
+
+
+def each_way(*cases: tuple[bool, str]) -> pytest.MarkDecorator:
+    """Where BEGIN and COMMIT travel along, and where each goes by itself."""
+    ids = [f"{path}, {'each by itself' if plain else 'together'}" for plain, path in cases]
+    return pytest.mark.parametrize(("shop", "path"), cases, indirect=["shop"], ids=ids)
+
+
+@each_way((False, "/plain"), (False, "/rest"), (True, "/plain"))
+def test_atomic(shop: Shop, path: str) -> None:
     """One order for each request, whenever its worker died; nothing stuck, and the retry's answer is the truth."""
     answers: list[Any] = []
 
@@ -31,40 +58,31 @@ def test_atomic(path: str, plain: bool) -> None:
         assert retrying.send().content == answer.content
         answers.append(answer.json()["id"])
 
-    with serving(plain=plain) as client:
-        boundaries = at_every_boundary(client, path, check)
+    boundaries = at_every_boundary(shop.client, path, check)
     assert boundaries >= 7  # two around each of three messages: claim, write, result with COMMIT; and the answer
     assert len(set(answers)) == boundaries
     assert set(answers) < set(Order.objects.values_list("pk", flat=True))
     assert Order.objects.count() == boundaries + 1
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize(
-    ("path", "gateway_options"),
-    [
-        pytest.param("/retry", (), id="retry, with a gateway that honours keys"),
-        pytest.param("/hold", ("--without-keys",), id="hold, with a gateway that knows no keys"),
-    ],
-)
-def test_leased(path: str, gateway_options: tuple[str, ...], plain: bool) -> None:
+@each_way((False, "/retry"), (True, "/hold"))
+def test_leased(shop: Shop, path: str) -> None:
     """Three steps: one charge, one order and one mail for each request, in the gateway's books and in ours."""
     keys: list[str] = []
     decided: list[str] = []
+    gateway = shop.old_gateway if path == "/hold" else shop.gateway
 
-    with fake_gateway(*gateway_options) as gateway, serving(plain=plain, **knowing(gateway, gateway)) as client:
+    def check(retrying: Retrying) -> None:
+        def decide() -> None:
+            decided.append(look_into_the_books(gateway, retrying.key))
 
-        def check(retrying: Retrying) -> None:
-            def decide() -> None:
-                decided.append(look_into_the_books(gateway, retrying.key))
+        answer = retrying.until_final(decide)
+        assert answer.status_code == 201
+        assert retrying.send().content == answer.content
+        keys.append(retrying.key)
 
-            answer = retrying.until_final(decide)
-            assert answer.status_code == 201
-            assert retrying.send().content == answer.content
-            keys.append(retrying.key)
-
-        boundaries = at_every_boundary(client, path, check)
-        charges = Counter(charge["reference"] for charge in gateway.get("/charges").json()["charges"])
+    boundaries = at_every_boundary(shop.client, path, check)
+    charges = Counter(charge["reference"] for charge in gateway.get("/charges").json()["charges"])
     assert boundaries >= 2 * (1 + 3 + 4 + 3 + 1) + 1  # claim, two calls between two steps, write, completion; answer
     orders = Counter(Order.objects.values_list("reference", flat=True))
     assert {key: (charges[f"charge {key}"], orders[key], charges[f"mail {key}"]) for key in keys} == dict.fromkeys(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,9 +23,9 @@ Server = Callable[[], AbstractContextManager[str]]
 SERVERS: dict[str, Server] = {"uvicorn": uvicorn, "gunicorn": lambda: gunicorn("--workers", "2")}
 
 
-@pytest.fixture(params=SERVERS)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    with SERVERS[request.param]() as url:
+@pytest.fixture(scope="module", params=SERVERS)
+def url(request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    with django_db_blocker.unblock(), SERVERS[request.param]() as url:
         yield url
 
 

@@ -176,7 +176,7 @@ def test_what_is_not_stored_is_not_run_again(post: Post, path: str, location: bo
     first, second = post(path), post(path)
     assert first.status_code in (200, 201)
     assert (second.status_code, replayed(second)) == (409, "false")
-    assert second.json()["title"] == "Idempotency-Key is completed, response not stored"
+    assert second.json()["code"] == "response-not-stored"
     assert second.headers.get("Location") == first.headers.get("Location")
     assert ("Location" in second.headers) is location
     assert Order.objects.count() == 1

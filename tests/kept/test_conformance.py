@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.view_urls")]
 DOCS = "https://shop.example/docs/idempotency"
 
 
-@pytest.fixture
-def documented(settings: Any) -> None:
-    settings.IDEMPOTENCY = {"DOCS_URL": DOCS}
-
-
 @pytest.mark.parametrize(
     ("validator", "reason"),
     [
@@ -43,43 +38,29 @@ def test_c6_a_validator_can_demand_uuids(post: Post, settings: Any, validator: s
     assert problem(answers[0])["detail"] == detail
 
 
-@pytest.mark.usefixtures("documented")
-def test_c22_a_retry_while_running_is_409(post: Post) -> None:
-    """C22, C24, C26, R2: exact title, Retry-After, link."""
-    post("/create")
-    IdempotencyKey.objects.update(status="in_progress", locked_until=timezone.now() + timedelta(hours=1))
-    response = post("/create")
-    assert problem(response)["title"] == "A request is outstanding for this Idempotency-Key"
-    assert (response.status_code, response.headers["Retry-After"]) == (409, "60")
-    assert response.headers["Link"] == f'<{DOCS}>; rel="describedby"; type="text/html"'
-    assert problem(response)["type"] == f"{DOCS}#in-progress"
-    assert Order.objects.count() == 1
-
-
 def test_c22_a_mismatch_can_be_409(post: Post, settings: Any) -> None:
     """mismatch_status."""
     settings.IDEMPOTENCY = {"MISMATCH_STATUS": 409}
     assert [post("/create", {"a": amount}).status_code for amount in (1, 2)] == [201, 409]
 
 
-@pytest.mark.usefixtures("documented")
-def test_c23_a_missing_key_is_400(post: Post) -> None:
-    """C23, C24: exact title, link to the docs."""
-    response = post("/create", key=None)
-    assert problem(response)["title"] == "Idempotency-Key is missing"
-    assert response.status_code == 400
-    assert response.headers["Link"] == f'<{DOCS}>; rel="describedby"; type="text/html"'
-    assert Order.objects.count() == 0
-
-
-@pytest.mark.usefixtures("documented")
-def test_c25_other_payload_is_422(post: Post) -> None:
-    """C24, C25, C27: exact title, and the view does not run."""
+@pytest.mark.parametrize(
+    ("code", "status", "sent"),
+    [("missing-key", 400, {"key": None}), ("in-progress", 409, {}), ("already-used", 422, {"data": {"a": 2}})],
+)
+def test_c22_c23_c24_c25_each_refusal_links_to_the_documentation(
+    post: Post, settings: Any, code: str, status: int, sent: Any
+) -> None:
+    """The titles of each are in tests/unit/test_problems.py."""
+    settings.IDEMPOTENCY = {"DOCS_URL": DOCS}
     post("/create", {"a": 1})
-    response = post("/create", {"a": 2})
-    assert problem(response)["title"] == "Idempotency-Key is already used"
-    assert response.status_code == 422
+    if code == "in-progress":
+        IdempotencyKey.objects.update(status="in_progress", locked_until=timezone.now() + timedelta(hours=1))
+    response = post("/create", **{"data": {"a": 1}, **sent})
+    assert (response.status_code, problem(response)["code"]) == (status, code)
     assert response.headers["Link"] == f'<{DOCS}>; rel="describedby"; type="text/html"'
+    assert problem(response)["type"] == f"{DOCS}#{code}"
+    assert response.headers.get("Retry-After") == ("60" if code == "in-progress" else None)
     assert Order.objects.count() == 1
 
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.kept.test_pipeline"
 
 def test_callers_without_any_credential_can_be_refused(post: Post) -> None:
     """anonymous="refuse" answers 403 and runs nothing."""
-    assert problem(post("/known_callers"))["title"] == "Idempotency-Key needs an identified caller"
+    assert problem(post("/known_callers"))["code"] == "unidentified-caller"
     assert post("/known_callers", headers={"X-Api-Key": "a"}).status_code == 200
     assert Order.objects.count() == 1
 

@@ -126,7 +126,7 @@ def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[
 
     _, response = in_threads(2, lambda number: (writer, sender)[number]())
     assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
-    assert response.json()["title"] == "The idempotency store is busy"
+    assert response.json()["code"] == "busy"
     assert Order.objects.count() == 0
     assert post("/create").status_code == 201
 

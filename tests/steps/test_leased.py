@@ -125,10 +125,7 @@ class TestDoubt:
         GATEWAY.after = lambda: None
         for _ in range(3):
             answer = post("/pay/hold")
-            assert (answer.status_code, answer.json()["title"]) == (
-                409,
-                "The outcome for this Idempotency-Key is unknown",
-            )
+            assert (answer.status_code, answer.json()["code"]) == (409, "outcome-unknown")
             assert answer.headers["Retry-After"] == "60"
         assert (GATEWAY.calls, row().attempt) == (1, 1)
 
@@ -282,7 +279,7 @@ class TestOtherModes:
         HOOKS["view"] = lambda request: request.idempotency.call("charge", breaks)
         with pytest.raises(Broken):
             post("/changed")
-        assert post("/changed/atomic").json()["title"] == "The outcome for this Idempotency-Key is unknown"
+        assert post("/changed/atomic").json()["code"] == "outcome-unknown"
 
     @pytest.mark.parametrize("verb", ["call", "write"])
     def test_an_atomic_view_holds_finished_steps(self, post: Post, verb: str) -> None:
@@ -291,7 +288,7 @@ class TestOtherModes:
         with pytest.raises(Broken):
             post("/changed")
         HOOKS["view"] = lambda request: Order.objects.create().pk
-        assert post("/changed/atomic").json()["title"] == "The outcome for this Idempotency-Key is unknown"
+        assert post("/changed/atomic").json()["code"] == "outcome-unknown"
         assert (row().status, IdempotencyStep.objects.count(), Order.objects.count()) == ("failed", 1, 0)
 
     def test_an_atomic_answer_that_is_not_final_frees_the_key(self, post: Post) -> None:

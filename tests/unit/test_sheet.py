@@ -7,7 +7,7 @@ import re
 from io import StringIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_idempotency.engine.protocol.error_text import without_controls
@@ -18,7 +18,6 @@ SEPARATORS = (",", ";", "\t", "|", " ", ",;", ",;\t| ")
 
 
 @given(separators=st.sampled_from(SEPARATORS), values=st.lists(texts, min_size=1))
-@settings(max_examples=200)
 def test_no_cell_is_a_formula_wherever_the_file_is_split(separators: str, values: list[str]) -> None:
     """With the quotation marks obeyed, as separators allow, or taken as text."""
     is_never_a_formula(separators, values)

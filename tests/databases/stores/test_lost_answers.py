@@ -79,7 +79,7 @@ def test_held_a_call_is_in_doubt_from_its_start_on(tap: Tap, key: str) -> None:
     GATEWAY.reset()
     tap.lose_answer(commit)
     assert post_empty(f"{key}-2", "/pay/hold").status_code == 500
-    assert post_empty(f"{key}-2", "/pay/hold").json()["title"] == "The outcome for this Idempotency-Key is unknown"
+    assert post_empty(f"{key}-2", "/pay/hold").json()["code"] == "outcome-unknown"
     assert GATEWAY.calls == 0
 
 

@@ -36,6 +36,7 @@ from tests.http import post_empty
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import as_if_killed, breaks
 from tests.shopapp.models import Order
+from tests.ways import sql
 
 __all__ = [  # tests and their fixtures, run once more
     "TestStoreContract",
@@ -96,6 +97,7 @@ class TestCleanup:
 
     @pytest.fixture(autouse=True)
     def _old(self, store: Store) -> None:
+        sql(f"TRUNCATE {TABLE}")  # so that each partition begins with the same addresses
         for number in range(KEYS):
             finish(store, key=f"old{number}")
         expire()

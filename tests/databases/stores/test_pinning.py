@@ -68,11 +68,3 @@ def test_the_setting_ends_it(settings: Any) -> None:
     with logged() as log:
         _requests()
     assert _pinning(log) == set()
-
-
-def test_it_costs_no_message(settings: Any) -> None:
-    """BEGIN still goes with the claim, and COMMIT with the result."""
-    settings.IDEMPOTENCY = {"PREPARED_STATEMENTS": False}
-    with logged() as log:
-        request_like(key="one")
-    assert [line.count(";") for line in log] == [1, 1]

@@ -89,17 +89,6 @@ class TestWhen:
         assert not [name for name, plan in plans.items() if "Seq Scan" in plan]
         assert ask("SHOW enable_seqscan") == ("on",)
 
-    def test_sequential_scans_are_switched_off_only_while_the_plans_are_made(self, tap: Tap) -> None:
-        """For the first ten calls of each statement. The fixture has made one call of the claim."""
-        switched: dict[str, list[bool]] = {"claim": [], "complete": []}
-        for number in range(12):
-            tap.take()
-            request_like(key=str(number))
-            for message in tap.take():
-                (kind,) = (kind for kind in switched if f"EXECUTE {name_of(kind)}" in message)
-                switched[kind].append("set_config" in message)
-        assert switched == {"claim": [True] * 9 + [False] * 3, "complete": [True] * 10 + [False] * 2}
-
     def test_the_age_of_a_key_costs_no_round_trip(self, tap: Tap) -> None:
         """The claim's answer brings the database's time."""
         tap.take()

@@ -20,7 +20,7 @@ from django_idempotency.engine.stores.states import Clock
 from django_idempotency.management.schemas import all_schemas, in_schema
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
-from tests.claims import SNAPSHOT, a_claim
+from tests.claims import a_claim
 from tests.shopapp.models import Order
 from tests.sql import ask
 
@@ -91,27 +91,6 @@ def test_a_claim_does_not_end_in_another_schema() -> None:
 
     lost(strays, ClaimLost)
     assert everything("tenant_a") == [[], [], []]
-
-
-@pytest.mark.usefixtures("theirs")
-@pytest.mark.parametrize("end", ["complete", "release", "renew", "fail", "fence", "start_call", "start_write", "steps"])
-def test_no_statement_of_a_claim_meets_the_row_of_another_tenant(end: str) -> None:
-    """Each has the hashes of the identity, beside id and attempt."""
-    store, request = store_for("default"), a_claim(key="k", scope="a", lease=60.0)
-    with transaction.atomic():
-        claimed = store.claim(request)
-    assert isinstance(claimed, Claimed)
-    switch("tenant_b")
-    arguments: dict[str, tuple[Any, ...]] = {
-        "complete": (SNAPSHOT,),
-        "renew": (60.0,),
-        "fail": (request, "it broke"),
-        "start_write": ("order",),
-    }
-    options = {"keyed": False} if end == "start_call" else {}
-    more = ("mail",) if end == "start_call" else arguments.get(end, ())
-    with pytest.raises(ClaimLost), transaction.atomic():
-        getattr(store if end in ("complete", "release") else store.journal, end)(claimed, *more, **options)
 
 
 @pytest.mark.usefixtures("theirs")

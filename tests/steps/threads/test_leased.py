@@ -56,7 +56,7 @@ def test_held_a_late_worker_still_brings_its_result(key: str) -> None:
         late = start(post_empty, key, "/pay/hold")
         assert slow.arrived.wait(30)
         lapse()
-        assert post_empty(key, "/pay/hold").json()["title"] == "The outcome for this Idempotency-Key is unknown"
+        assert post_empty(key, "/pay/hold").json()["code"] == "outcome-unknown"
         slow.go.set()
         assert late.result(30).status_code == 201
     assert post_empty(key, "/pay/hold").headers["Idempotency-Replayed"] == "true"
