@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-import factory
+from itertools import count
+from typing import Any
+
 from django.contrib.auth import get_user_model
 
+_numbers = count(1)
 
-class UserFactory(factory.django.DjangoModelFactory):
-    class Meta:
-        model = get_user_model()
 
-    username = factory.Sequence(lambda n: f"user{n}")
+def make_user(**fields: Any) -> Any:
+    """A user of the project, under a name of its own."""
+    return get_user_model()._default_manager.create(**{"username": f"user{next(_numbers)}", **fields})

@@ -10,8 +10,6 @@ from django_idempotency.engine.conf import Idempotency, get_settings, resolve
 from django_idempotency.exceptions import IdempotencyConfigurationError
 from tests.backends import MEMORY
 
-NO_TABLE = "cannot be combined with backend=, whose keys are not in the table. Leave"
-PLACE = "IDEMPOTENCY['BACKENDS']['events']"
 FORM = (
     'IDEMPOTENCY[\'BACKENDS\']: must be a dict from names to backends, such as {"events": {"BACKEND": '
     '"django_idempotency.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://localhost"}}}.'
@@ -47,65 +45,40 @@ def test_settings_that_do_not_fit_are_not_applied(settings: Any) -> None:
     assert (options.lease_seconds, options.ttl_seconds, options.wait_seconds) == (7, 60, 2)
 
 
+NO_TABLE = "cannot be combined with backend=, whose keys are not in the table. Leave {} out."
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"lease": None},
-            "idempotency option backend='events' needs lease=, after which the claim of a dead worker expires. "
-            "Pass lease=30, for example: longer than the view takes.",
-        ),
-        ({"on_abandoned": "hold"}, f"idempotency option on_abandoned='hold' {NO_TABLE} on_abandoned out."),
-        (
-            {"on_abandoned": "retry-keyed"},
-            f"idempotency option on_abandoned='retry-keyed' {NO_TABLE} on_abandoned out.",
-        ),
-        (
-            {"reconcile": print, "operation": "o"},
-            f"idempotency option reconcile=<built-in function print> {NO_TABLE} reconcile out.",
-        ),
-        ({"observe": True}, f"idempotency option observe=True {NO_TABLE} observe out."),
-        ({"using": "default"}, f"idempotency option using='default' {NO_TABLE} using out."),
-        ({"in_progress_status": 202}, f"idempotency option in_progress_status=202 {NO_TABLE} in_progress_status out."),
-        (
-            {"backend": "evnets"},
-            "idempotency option backend='evnets': IDEMPOTENCY['BACKENDS'] has no such name. Known are: 'events'.",
-        ),
-        (
-            {"ttl": 20},
-            "idempotency options ttl=20 and lease=30: ttl must exceed lease, or the key could be forgotten while the "
-            "view still runs.",
-        ),
-        ({"backend": ""}, "idempotency option backend='': must be a non-empty string."),
+        ({"lease": None}, "backend='events' needs lease="),
+        ({"on_abandoned": "hold"}, f"on_abandoned='hold' {NO_TABLE}"),
+        ({"on_abandoned": "retry-keyed"}, f"on_abandoned='retry-keyed' {NO_TABLE}"),
+        ({"reconcile": print, "operation": "o"}, f"reconcile=<built-in function print> {NO_TABLE}"),
+        ({"observe": True}, f"observe=True {NO_TABLE}"),
+        ({"using": "default"}, f"using='default' {NO_TABLE}"),
+        ({"in_progress_status": 202}, f"in_progress_status=202 {NO_TABLE}"),
+        ({"backend": "evnets"}, "backend='evnets': IDEMPOTENCY['BACKENDS'] has no such name. Known are: 'events'."),
+        ({"ttl": 20}, "ttl=20 and lease=30: ttl must exceed lease"),
+        ({"backend": ""}, "backend='': must be a non-empty string."),
     ],
 )
 def test_an_option_that_cannot_work_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(IdempotencyConfigurationError) as caught:
         resolve(Idempotency(**{"backend": "events", "lease": 30, **options}))
-    assert str(caught.value) == message
+    assert message.format(*options) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("backend", "message"),
     [
-        (
-            {"BACKEND": "shop.Nowhere"},
-            f"{PLACE}: 'shop.Nowhere' cannot be imported: No module named 'shop'.",
-        ),
-        (
-            {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
-            f"{PLACE}: 'django.core.cache.backends.locmem.LocMemCache' is not a subclass of KeyValueBackend.",
-        ),
-        ({"BACKEND": "builtins.print"}, f"{PLACE}: 'builtins.print' is not a subclass of KeyValueBackend."),
-        (
-            {**MEMORY, "OPTIONS": {"url": "redis://"}},
-            f"{PLACE}: OPTIONS do not fit {MEMORY['BACKEND']!r}: MemoryBackend.__init__() got an unexpected keyword "
-            "argument 'url'.",
-        ),
+        ({"BACKEND": "shop.Nowhere"}, "'shop.Nowhere' cannot be imported: No module named 'shop'."),
+        ({"BACKEND": "collections.OrderedDict"}, "'collections.OrderedDict' is not a subclass of KeyValueBackend."),
+        ({"BACKEND": "builtins.print"}, "'builtins.print' is not a subclass of KeyValueBackend."),
+        ({**MEMORY, "OPTIONS": {"url": "redis://"}}, f"OPTIONS do not fit {MEMORY['BACKEND']!r}: "),
         (
             {"BACKEND": "django_idempotency.backends.redis.RedisBackend", "OPTIONS": {"url": "localhost"}},
-            f"{PLACE}: OPTIONS do not fit 'django_idempotency.backends.redis.RedisBackend': Redis URL must specify one "
-            "of the following schemes (redis://, rediss://, unix://).",
+            "OPTIONS do not fit 'django_idempotency.backends.redis.RedisBackend': Redis URL must specify",
         ),
     ],
 )
@@ -114,7 +87,7 @@ def test_a_backend_that_cannot_be_made_is_named(backend: Any, message: str, sett
     settings.IDEMPOTENCY = {"BACKENDS": {"events": backend}}
     with pytest.raises(IdempotencyConfigurationError) as caught:
         resolve(Idempotency(backend="events", lease=30))
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(f"IDEMPOTENCY['BACKENDS']['events']: {message}")
 
 
 @pytest.mark.parametrize("backends", [5, {"events": "redis"}, {"events": {}}, {"events": {**MEMORY, "URL": "x"}}])
