@@ -20,11 +20,11 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
     *("tests.extra.projects.harness", "tests.works"),
 )
 LONG = (
-    *("acceptance/test_demo.py", "browser", "databases/clusters", "interrupts/strikes"),
+    *("acceptance/test_demo.py", "browser", "databases/clusters", "databases/upgrades", "interrupts/strikes"),
     *(f"interrupts/test_{name}.py" for name in ("bursts", "chaos", "inner_blocks", "messages", "recovery")),
 )
-"""What needs a minute of its own: the demo once more, whole browsers, clusters of servers, servers that are killed at
-random, and exceptions that strike everywhere."""
+"""What needs a minute of its own: the demo once more, whole browsers, clusters of servers, upgrades under traffic,
+servers that are killed at random, and exceptions that strike everywhere."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -113,7 +113,11 @@ def _serving(*command: str, **environment: str) -> Iterator[str]:
 
 @contextmanager
 def serving(
-    *command: str, env: dict[str, str], path: str = "/read", python: str | Path = sys.executable
+    *command: str,
+    env: dict[str, str],
+    path: str = "/read",
+    python: str | Path = sys.executable,
+    cwd: str | Path | None = None,
 ) -> Iterator[str]:
     """A module that serves the socket `{fd}`; gives its URL."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -126,7 +130,7 @@ def serving(
             return False
 
     module = [word.format(fd=listener.fileno()) for word in command]
-    with process(python, "-m", *module, ready=answers, env=env, pass_fds=[listener.fileno()]):
+    with process(python, "-m", *module, ready=answers, env=env, cwd=cwd, pass_fds=[listener.fileno()]):
         listener.close()
         yield url
 
