@@ -18,7 +18,7 @@ from ..maintenance.entered import answer_of, json_value, result_of
 from ..maintenance.facts import Facts
 from ..maintenance.lookups import version_of
 from ..maintenance.recovery import can_be_asked
-from ..maintenance.resolution import close_with, record_outcome, release_for_retry
+from ..maintenance.resolution import CLOSING, close_with, record_outcome, release_for_retry
 from ..models import IdempotencyKey
 from .links import Shown
 from .texts import as_utf8, cut, encodable
@@ -238,8 +238,8 @@ class AnswerForm(DecisionForm):
 
     status = forms.IntegerField(
         label=_("status code"),
-        min_value=200,
-        max_value=499,
+        min_value=CLOSING[0],
+        max_value=CLOSING[-1],
         help_text=_("What the client will understand: 201 if you did the work by hand, otherwise 409 or 410."),
     )
     content_type = forms.ChoiceField(label=_("content type"), choices=[(type_, type_) for type_ in CONTENT_TYPES])

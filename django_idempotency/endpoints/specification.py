@@ -18,12 +18,13 @@ from ..engine.declare.wrappers import dotted_name
 from ..engine.protocol.key_syntax import is_uuid
 from ..engine.protocol.outcomes import Snapshot
 from ..engine.request import problems
+from ..engine.request.fingerprints import MAX_PARSED_BYTES
 from ..engine.request.problems import Problem
 
 Schema = dict[str, Any]
 PROBLEM_NAME = "IdempotencyProblem"
 PROBLEM_TYPE = "application/problem+json"
-_BODY = "body (JSON and forms up to 128 KiB by their values)"
+_BODY = f"body (JSON and forms up to {MAX_PARSED_BYTES // 1024} KiB by their values)"
 _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 

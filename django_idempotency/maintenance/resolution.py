@@ -33,6 +33,8 @@ from .lookups import same_row, version_of
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
+CLOSING = range(200, 500)
+"""The statuses with which a person can close a key."""
 DECIDED = "A decision ended this attempt."
 """The error text for a key that has no other. The index on failed keys needs an error text."""
 
@@ -125,8 +127,7 @@ def close_with(
         NotResolvable, NotDecryptable: see `release_for_retry`. Nothing was changed.
         ValueError: the status is not from 200 to 499.
     """
-    if not 200 <= snapshot.status_code < 500:
-        raise ValueError(f"status {snapshot.status_code} is not a final answer: pass one from 200 to 499.")
+    refuse_unfinal(snapshot.status_code, "status")
     made = Decision(action="answer", by=by, reason=reason, attempt=key.attempt, detail=str(snapshot.status_code))
 
     def answer(facts: Facts) -> None:
@@ -135,6 +136,12 @@ def close_with(
         _settle(facts, made, status=IdempotencyKey.Status.COMPLETED, **stored)
 
     _locked(key, "answer", confirmed, answer)
+
+
+def refuse_unfinal(status: int, name: str) -> None:
+    """Raise `ValueError` unless a key can be closed with this status. `name` is what the caller calls it."""
+    if status not in CLOSING:
+        raise ValueError(f"{name} {status} is not a final answer: pass one from {CLOSING[0]} to {CLOSING[-1]}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

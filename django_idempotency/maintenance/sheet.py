@@ -26,7 +26,7 @@ from typing import Any
 
 from ..engine.protocol.error_text import without_controls
 from .entered import entered_answer, json_value, result_of
-from .resolution import close_with, record_outcome, release_for_retry
+from .resolution import CLOSING, close_with, record_outcome, release_for_retry
 
 TO_FILL = ("decision", "step", "result")
 """These columns come first, because spreadsheets cut off empty cells at the end of a line."""
@@ -126,10 +126,11 @@ def _filled(cells: dict[str, str], using: str) -> Filled:
         made = "release", release_for_retry, ()
     elif chosen == "record" and step and result:
         made = "record", record_outcome, (step, result_of(json_value(result), using=using))
-    elif re.fullmatch("[234][0-9][0-9]", chosen) and not step:
+    elif re.fullmatch("[0-9]{3}", chosen) and int(chosen) in CLOSING and not step:
         made = "answer", close_with, (entered_answer(int(chosen), result),)
     else:
         raise ValueError(
-            "write release, record (with step and result), or a status from 200 to 499 (with its body as result)"
+            "write release, record (with step and result), or a status from "
+            f"{CLOSING[0]} to {CLOSING[-1]} (with its body as result)"
         )
     return Filled(pk, seen, step, ", ".join(filter(None, (chosen, step, result))), *made)

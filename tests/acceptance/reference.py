@@ -305,12 +305,13 @@ def argument(action: argparse.Action) -> str:
 def answers() -> str:
     """How long the package asks a client to wait, with the default options."""
     from django_idempotency.engine.conf import resolve
+    from django_idempotency.engine.protocol.outcomes import LONGEST_RETRY_AFTER, SHORTEST_RETRY_AFTER
 
     found = [problem for problem in every_problem(resolve()) if "Retry-After" in problem.headers]
     waits = ", ".join(f"{problem.headers['Retry-After']} for `{problem.code}`" for problem in found)
     of_leases = (
         "In [leased mode](leased.md#the-lease), an `in-progress` response has the seconds until the lease expires, "
-        "from 1 to 60."
+        f"from {SHORTEST_RETRY_AFTER} to {LONGEST_RETRY_AFTER}."
     )
     return f"Wait for the seconds in `Retry-After`: {waits}. {of_leases}"
 

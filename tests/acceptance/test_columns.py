@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 
 from django_idempotency.admin.export import COLUMNS
-from django_idempotency.models import IdempotencyKey
+from django_idempotency.engine.execution.attempt import MAX_NAME
+from django_idempotency.engine.execution.resources import MAX_ID, MAX_TYPE
+from django_idempotency.engine.protocol.digests import MAX_READABLE_SCOPE
+from django_idempotency.engine.protocol.key_syntax import MAX_LENGTH
+from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.acceptance.reference import DOCS
 
 FIELDS = {field.name for field in IdempotencyKey._meta.concrete_fields}
@@ -37,3 +41,17 @@ def test_the_page_on_personal_data_names_each_column_that_may_hold_some() -> Non
 def test_each_column_is_exported_or_left_out_on_purpose() -> None:
     exported = set().union(*(SHOWN_AS.get(name, {name}) for name in COLUMNS))
     assert (FIELDS - exported, exported - FIELDS) == (NOT_EXPORTED, set())
+
+
+def test_what_is_refused_as_too_long_is_what_a_column_cannot_hold() -> None:
+    """A narrower column would cut a key on one database and fail on another."""
+    width = {
+        (f.model, f.name): f.max_length for m in (IdempotencyKey, IdempotencyStep) for f in m._meta.concrete_fields
+    }
+    assert {
+        (IdempotencyKey, "key"): MAX_LENGTH,
+        (IdempotencyKey, "scope"): MAX_READABLE_SCOPE,
+        (IdempotencyKey, "resource_type"): MAX_TYPE,
+        (IdempotencyKey, "resource_id"): MAX_ID,
+        (IdempotencyStep, "name"): MAX_NAME,
+    }.items() <= width.items()

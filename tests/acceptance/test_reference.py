@@ -66,6 +66,19 @@ def test_the_defaults_are_those_of_the_code() -> None:
     assert rows == expected
 
 
+def test_each_table_of_statuses_is_that_of_the_code() -> None:
+    """Which responses are final, and which of the others a client may simply repeat."""
+    choices = (DOCS / "choices.md").read_text()
+    released = " ".join(re.findall(r"(?m)^\| (.*?) \| no \|", choices))
+    assert {int(status) for status in re.findall(r"\d+", released)} == NOT_FINAL
+    (row,) = re.findall(r"(?m)^\| (.*), each 5xx \| retry \|$", (DOCS / "clients.md").read_text())
+    clients = [
+        re.findall(r"RETRIED = [^\d\n]*([\d, ]+)", (DOCS / name).read_text()) for name in ("client.py", "client.js")
+    ]
+    assert clients == [[row], [row]]
+    assert {int(status) for status in row.split(", ")} < NOT_FINAL
+
+
 def shown(value: Any) -> str:
     if isinstance(value, timedelta):
         return f"{value.total_seconds() / 3600:g} hours"

@@ -20,7 +20,7 @@ from ...maintenance.earlier import earlier_results, unlike
 from ...maintenance.entered import entered_answer
 from ...maintenance.facts import Facts, facts_of
 from ...maintenance.lookups import find_key, version_of, waiting_for, waits_since
-from ...maintenance.resolution import close_with, release_for_retry, resolve_all
+from ...maintenance.resolution import close_with, refuse_unfinal, release_for_retry, resolve_all
 from ...maintenance.sheet import Filled, read
 from ...models import IdempotencyKey, IdempotencyStep
 from ..base import NEED_ATTENTION, IdempotencyCommand, counted, several
@@ -105,7 +105,10 @@ class Command(IdempotencyCommand):
         if options["from_csv"] is not None:
             self._from_csv(selects or bool(action or options["body"]), options)
             return
-        answer = _answer(options["close"], options["body"]) if action == "answer" else None
+        answer = None
+        if action == "answer":
+            refuse_unfinal(options["close"], "--close")
+            answer = entered_answer(options["close"], options["body"])
         if action and not selects:
             raise CommandError("Choose the keys: --operation, --state, --older-than, --key or --id.")
         keys, left = _selected(options), []
@@ -273,14 +276,3 @@ def _action(options: dict[str, Any]) -> str:
     if options["apply"] and not (options["by"].strip() and options["reason"].strip()):
         raise CommandError("--apply needs --by, which says who decides, and --reason, which says why.")
     return action
-
-
-def _answer(status: int, body: str) -> Snapshot:
-    """Return the response that `--close` stores.
-
-    Raises `CommandError` for a status below 200 or above 499, and `ValueError` for a body that begins like JSON but is
-    not valid JSON.
-    """
-    if not 200 <= status < 500:
-        raise CommandError(f"--close {status} is not a final answer: pass one from 200 to 499.")
-    return entered_answer(status, body)
