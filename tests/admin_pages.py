@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_idempotency.admin.decisions import version
 from django_idempotency.engine.protocol.digests import identify
 from django_idempotency.models import IdempotencyKey
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.step_rows import add_step
 
 LIST = "admin:django_idempotency_idempotencykey_changelist"
@@ -45,7 +45,7 @@ def make_key(key: str = "k-1", **fields: Any) -> IdempotencyKey:
 
 
 def staff(*permissions: str) -> Client:
-    user: User = make_user(is_staff=True)
+    user: User = UserFactory(is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client = Client()
     client.force_login(user)

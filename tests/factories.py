@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from itertools import count
-from typing import Any
-
+import factory
 from django.contrib.auth import get_user_model
 
-_numbers = count(1)
 
+class UserFactory(factory.django.DjangoModelFactory):
+    class Meta:
+        model = get_user_model()
 
-def make_user(**fields: Any) -> Any:
-    """A user of the project, under a name of its own."""
-    return get_user_model()._default_manager.create(**{"username": f"user{next(_numbers)}", **fields})
+    username = factory.Sequence(lambda n: f"user{n}")

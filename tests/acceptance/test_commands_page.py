@@ -16,7 +16,7 @@ from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key, scope_of_user
 from tests.acceptance.pages import ROOT
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.views import creates
 
 PAGE = (ROOT / "docs/commands.md").read_text()
@@ -32,7 +32,7 @@ def not_yet(operation: Any) -> None:
 
 def keys() -> None:
     """A charge in doubt for an hour, an expired key, and a key that ran again after a rename."""
-    ada = scope_of_user(make_user(username="ada"))
+    ada = scope_of_user(UserFactory(username="ada"))
     create_key("expired")
     IdempotencyKey.objects.update(expires_at=F("expires_at") - timedelta(days=2))
     create_key(

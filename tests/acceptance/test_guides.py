@@ -21,7 +21,7 @@ from django_idempotency import OutcomeUnknown, idempotent
 from django_idempotency.maintenance import recover_idempotency_keys
 from django_idempotency.models import IdempotencyKey
 from tests.acceptance.pages import ROOT
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.shopapp import models
 
 
@@ -293,7 +293,7 @@ def test_the_recovery_asks_the_example(run, serve, client, gateway):
 def test_the_recovery_builds_the_order_without_the_request(run, serve, client, gateway, monkeypatch):
     """The worker has died between the charge and the order. The client's late retry gets the answer."""
     sys.modules["shop"].gateway = gateway
-    client.force_login(make_user())  # the example sends the caller as metadata of the charge
+    client.force_login(UserFactory())  # the example sends the caller as metadata of the charge
     serve(path("pay/", run("docs/operations.md", "shop/without_the_request.py").pay))
     client.raise_request_exception = False
 

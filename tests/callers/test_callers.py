@@ -24,7 +24,7 @@ from django_idempotency.keys import caller_scope
 from django_idempotency.maintenance.erasure import forget, forget_scope
 from django_idempotency.models import IdempotencyKey
 from tests.callers import caller_urls
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.settings import REST_FRAMEWORK_INSTALLED
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.callers.caller_urls")]
@@ -73,14 +73,14 @@ def by_header(path: str, name: str, template: str = "{}", **environ: str) -> Cal
 def by_session(path: str) -> Callable[[str], Send]:
     def make(who: str) -> Send:
         client = Client()
-        client.force_login(make_user(username=who))
+        client.force_login(UserFactory(username=who))
         return sender(path, HTTP_COOKIE=f"sessionid={client.cookies['sessionid'].value}")
 
     return make
 
 
 def basic(who: str) -> Send:
-    user = make_user(username=who)
+    user = UserFactory(username=who)
     user.set_password(who)
     user.save()
     return sender("/rest/basic", HTTP_AUTHORIZATION=f"Basic {b64encode(f'{who}:{who}'.encode()).decode()}")
@@ -89,7 +89,7 @@ def basic(who: str) -> Send:
 def token(who: str) -> Send:
     from rest_framework.authtoken.models import Token
 
-    return sender("/rest/token", HTTP_AUTHORIZATION=f"Token {Token.objects.create(user=make_user(username=who))}")
+    return sender("/rest/token", HTTP_AUTHORIZATION=f"Token {Token.objects.create(user=UserFactory(username=who))}")
 
 
 WAYS: dict[str, Callable[[str], Send]] = {

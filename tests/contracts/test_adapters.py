@@ -28,7 +28,7 @@ from tests.contracts.adapters import (
     marks,
     raises,
 )
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.shopapp.models import Ledger, Order
 
 pytestmark = pytest.mark.django_db
@@ -63,7 +63,7 @@ class TestKeys:
 
     def test_two_callers_are_two_keys(self, adapter: Adapter) -> None:
         """Each has its own order, and its own replay."""
-        ada, bob = make_user(), make_user()
+        ada, bob = UserFactory(), UserFactory()
         send = adapter.protect(create)
         sent = [send(user=user) for user in (ada, bob, ada, bob)]
         assert [answer.replayed for answer in sent] == ["false", "false", "true", "true"]

@@ -20,7 +20,7 @@ from django_idempotency.maintenance import erasure, find_key, in_flight, scope_o
 from django_idempotency.maintenance.erasure import Forgotten, forget, forget_scope, of_scope
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.step_rows import add_step
 
 Threads = Callable[..., list[Any]]
@@ -67,7 +67,7 @@ def test_the_clients_that_act_for_a_caller_are_found_by_the_index() -> None:
 def test_a_callers_keys_all_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """In batches."""
     monkeypatch.setattr(erasure, "BATCH_SIZE", 3)
-    user = make_user()
+    user = UserFactory()
     for number in range(7):
         create_key(f"k{number}", scope=scope_of_user(user))
         create_key(f"k{number}", scope="somebody else")
@@ -133,7 +133,7 @@ def test_on_another_database_the_same_keys_are_kept() -> None:
 
 def test_only_a_saved_user_has_a_scope() -> None:
     """The same that requests get."""
-    assert scope_of_user(make_user(pk=77)) == "user:auth.User:77"
+    assert scope_of_user(UserFactory(pk=77)) == "user:auth.User:77"
     with pytest.raises(IdempotencyConfigurationError, match="has no primary key"):
         scope_of_user(AnonymousUser())
 

@@ -18,7 +18,7 @@ from django_idempotency import Operation, OperationInProgress, OutcomeUnknown, P
 from django_idempotency.maintenance import cleanup_idempotency_keys, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.signals import key_event
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.heard import heard
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, as_if_killed, breaks, row
@@ -388,7 +388,7 @@ def test_a_request_without_a_usable_key_is_told(
 def test_a_replay_that_the_project_keeps_back_is_told(post: Post) -> None:
     """It is no replay."""
     client = Client()
-    client.force_login(make_user())
+    client.force_login(UserFactory())
     post("/mine", client=client)
     with heard() as events:
         assert post("/mine", client=client, headers={"X-Denied": "1"}).status_code == 403

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django_idempotency.maintenance import scope_of_user
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
-from tests.factories import make_user
+from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -62,7 +62,7 @@ def test_what_needs_attention_is_kept(apply: list[str]) -> None:
 
 
 def test_a_user_has_a_name() -> None:
-    user = make_user(username="ada")
+    user = UserFactory(username="ada")
     create_key(scope=scope_of_user(user))
     assert forgotten("--user=ada", "--apply") == (0, f"Forgot 1 key of {scope_of_user(user)}.\n")
     assert forgotten("--user=bob", "--apply") == (1, "There is no user 'bob'.")
@@ -70,7 +70,7 @@ def test_a_user_has_a_name() -> None:
 
 def test_a_user_under_a_scope_of_the_project_is_refused(settings: Any) -> None:
     """It would find nothing, and look as if there was nothing. The scope itself finds the keys."""
-    make_user(username="ada")
+    UserFactory(username="ada")
     create_key(scope="acme:user:auth.User:1")
     settings.IDEMPOTENCY = {"SCOPE": "tests.callers.caller_urls.tenant_and_caller"}
     status, text = forgotten("--user=ada", "--apply")

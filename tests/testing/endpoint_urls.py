@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 
 from django_idempotency import get_operation, idempotent
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.shopapp.models import Ledger, Order
 from tests.views import acreates, paths
 
@@ -25,7 +25,7 @@ HOOKS: defaultdict[str, Callable[[], Any]] = defaultdict(lambda: lambda: None)
 
 def logged_in() -> Client:
     client = Client()
-    client.force_login(make_user())
+    client.force_login(UserFactory())
     return client
 
 

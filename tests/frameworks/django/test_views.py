@@ -22,7 +22,7 @@ from django_idempotency import Idempotency, IdempotencyConfigurationError
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.views import IdempotencyMixin
 from tests.elsewhere import faulty_backend  # noqa: F401 (a fixture)
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.http import replayed
 from tests.leases import Broken, breaks
 from tests.shopapp.models import Order
@@ -87,7 +87,7 @@ urlpatterns = [
 def test_the_login_comes_first(path: str, client: Client, post: Post) -> None:
     """On either side of the access mixin: no key is burned, and a replay does not skip it."""
     assert (post(path).status_code, IdempotencyKey.objects.exists()) == (302, False)
-    client.force_login(make_user())
+    client.force_login(UserFactory())
     assert [replayed(post(path)) for _ in range(2)] == ["false", "true"]
     client.logout()
     response = post(path)

@@ -25,7 +25,7 @@ from django_idempotency import IdempotencyConfigurationError, run_once
 from django_idempotency.keys import caller_scope
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.ninja import idempotent_operation
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.frameworks.ninja.operations import Status, maker
 from tests.http import replayed, same
 from tests.shopapp.models import Ledger, Order
@@ -371,7 +371,7 @@ class TestTwoAuthenticators:
 
     def test_a_model_instance_does(self, client: Client, key: str) -> None:
         """The class is a part of its scope."""
-        user = make_user()
+        user = UserFactory()
         client.force_login(user)
         answers = [client.post("/two", headers={"Idempotency-Key": key}) for _ in range(2)]
         assert [replayed(answer) for answer in answers] == ["false", "true"]
@@ -381,6 +381,6 @@ class TestTwoAuthenticators:
         """Django Ninja's own authenticators of sessions return a user, never a text."""
         headers = {"Idempotency-Key": key, "Authorization": "Bearer 17"}
         answers = [client.post("/text", headers=headers) for _ in range(2)]
-        client.force_login(make_user())
+        client.force_login(UserFactory())
         answers.append(client.post("/text", headers={"Idempotency-Key": key}))
         assert [replayed(answer) for answer in answers] == ["false", "true", "false"]

@@ -9,7 +9,7 @@ pytest.importorskip("rest_framework")
 from rest_framework.test import APIClient, APITransactionTestCase
 
 from django_idempotency.testing import assert_idempotent
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.shopapp.models import Order
 
 DATA = {"reference": "a book", "amount": 1}
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.urls("tests.frameworks.rest_framework.api_urls")
 
 def logged_in() -> APIClient:
     client = APIClient()
-    client.force_authenticate(make_user())
+    client.force_authenticate(UserFactory())
     return client
 
 

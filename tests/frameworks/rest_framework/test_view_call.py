@@ -27,7 +27,7 @@ from rest_framework.views import APIView, exception_handler
 from django_idempotency import Idempotency
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.rest_framework import IdempotencyMixin
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.frameworks.rest_framework import api_urls
 from tests.frameworks.rest_framework.api_urls import CALLS
 from tests.heard import heard
@@ -197,7 +197,7 @@ class TestGuarded:
     @pytest.fixture
     def send(self, post: Post) -> Any:
         """Post with a token of a user who has the permission."""
-        user = make_user(username="ada")
+        user = UserFactory(username="ada")
         user.user_permissions.set(Permission.objects.filter(codename="add_order"))
         headers = {"Authorization": f"Token {Token.objects.create(user=user)}"}
 
@@ -242,7 +242,7 @@ class TestGuarded:
 def test_a_form_that_was_parsed_for_csrf_is_compared_by_content(key: str) -> None:
     """SessionAuthentication has parsed it before the fingerprint is taken. Another boundary is the same request."""
     client = Client(enforce_csrf_checks=True)
-    client.force_login(make_user())
+    client.force_login(UserFactory())
     client.cookies["csrftoken"] = token = "a" * 32
 
     def send(content: bytes, boundary: str) -> Any:

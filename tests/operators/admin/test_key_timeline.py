@@ -18,7 +18,7 @@ from django_idempotency.maintenance import record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, address, detail, make_key, staff, step
 from tests.at_rest import NEW, OLD
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, lapse, row
 from tests.step_rows import add_step
@@ -192,7 +192,7 @@ class TestLinks:
 
     def test_a_user_is_linked(self) -> None:
         """By name, for those who may see users; for others, the scope is shown."""
-        ada: User = make_user(username="ada")
+        ada: User = UserFactory(username="ada")
         key = make_key(scope=f"user:auth.User:{ada.pk}")
         link = f'<a href="{reverse("admin:auth_user_change", args=[ada.pk])}">ada</a>'
         assert self.cells(staff(VIEW, "view_user"))[0][1] == link

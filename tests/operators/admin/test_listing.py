@@ -23,7 +23,7 @@ from django_idempotency.maintenance import in_doubt as keys_in_doubt
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import HOUR, LIST, address, decide, detail, make_key, staff, step
 from tests.expired import make_leased
-from tests.factories import make_user
+from tests.factories import UserFactory
 from tests.shopapp.models import Order
 from tests.sql import ask
 from tests.step_rows import add_step
@@ -204,7 +204,7 @@ class TestFilters:
 
     def test_a_search_without_the_permission_for_users_says_what_it_has_not_searched(self) -> None:
         """And which permission that needs. A user's keys aren't missing because nobody was allowed to look."""
-        ada: User = make_user(username="ada")
+        ada: User = UserFactory(username="ada")
         make_key(scope=f"user:auth.User:{ada.pk}")
         told = {"without": staff(VIEW), "with": staff(VIEW, "view_user")}
         pages = {name: client.get(reverse(LIST), {"q": "ada"}) for name, client in told.items()}
@@ -293,7 +293,7 @@ class TestSearch:
 
     def test_by_caller(self, admin_client: Client) -> None:
         """By the scope as the page shows it; by the user's name, for those who may see users."""
-        ada: User = make_user(username="ada")
+        ada: User = UserFactory(username="ada")
         make_key("hers", scope=f"user:auth.User:{ada.pk}")
         make_key("by a client", scope=f"for:user:auth.User:{ada.pk}+application:shop.Client:5")
         make_key("unknown", scope="anonymous")
