@@ -7,9 +7,15 @@ the process would go on as if there were no limit.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from traceback import walk_tb
 from types import CodeType
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from threading import RLock
+
+T = TypeVar("T")
 
 
 def is_limit(error: BaseException) -> bool:
@@ -51,3 +57,18 @@ def _handlers() -> Iterator[CodeType]:
         for function in (handler, vars(type(handler)).get("__call__")):
             if isinstance(code := getattr(function, "__code__", None), CodeType):
                 yield code
+
+
+def alone(lock: RLock, work: Callable[[], T], *, timeout: float = -1) -> T | None:
+    """Do the work while no other thread does, or return None if the lock isn't free in time.
+
+    No limit leaves the lock held. One can strike just after `acquire()` has taken it and, in Python 3.14, just after
+    `with` has; every other thread would then wait for a lock that nobody releases.
+    """
+    try:
+        return work() if lock.acquire(timeout=timeout) else None
+    finally:
+        try:  # noqa: SIM105 (a limit could strike in `suppress`, before the release)
+            lock.release()
+        except RuntimeError:  # this thread doesn't hold it
+            pass

@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 if find_spec("prometheus_client") is None:
@@ -41,7 +41,7 @@ from .engine.conf import get_settings, resolve
 from .engine.stores import alias_for, store_for
 from .engine.stores.states import EXPIRED, HALF_DONE, IN_DOUBT, IN_FLIGHT, STUCK, Clock
 from .exceptions import IdempotencyConfigurationError
-from .limits import is_limit
+from .limits import alone, is_limit
 from .maintenance import running_transactions
 from .maintenance.lookups import WAITS_SINCE
 from .maintenance.renamed import unknown_operations
@@ -106,7 +106,7 @@ class KeyCollector:
     def __init__(self, *using: str, timeout: float = TIMEOUT) -> None:
         self.using = using
         self.timeout = timeout
-        self._one_at_a_time = Lock()
+        self._one_at_a_time = RLock()
         self._asked_at = -math.inf
         self._read: dict[str, tuple[float, dict[str, float]]] = {}
         self._failed: set[str] = set()
@@ -124,24 +124,24 @@ class KeyCollector:
         families, arrived = _families(), time.monotonic()
         aliases = self.using or (alias_for(None),)
         # Otherwise, while a migration holds the table, each scrape would leave another session that waits for it.
-        first = self._one_at_a_time.acquire(timeout=self.timeout * len(aliases))
-        if first:
-            try:
-                if self._asked_at < arrived:
-                    for alias in aliases:
-                        self._ask(alias)
-                    self._asked_at = time.monotonic()
-            finally:
-                self._one_at_a_time.release()
+        ask = partial(self._ask_since, arrived, aliases)
+        asked = alone(self._one_at_a_time, ask, timeout=self.timeout * len(aliases))
         off = float(not get_settings().enabled or resolve().observe)
         for alias in aliases:
-            unavailable = float(not first or alias in self._failed)
+            unavailable = float(not asked or alias in self._failed)
             read_at, values = self._read.get(alias, (None, {}))
             age = {} if read_at is None else {"age_seconds": max(0.0, arrived - read_at)}
             told = {"database_unavailable": unavailable, "protection_off": off, **age, **values}
             for name, value in told.items():
                 families[name].add_metric([alias], value)
         return families.values()
+
+    def _ask_since(self, arrived: float, aliases: Iterable[str]) -> bool:
+        if self._asked_at < arrived:
+            for alias in aliases:
+                self._ask(alias)
+            self._asked_at = time.monotonic()
+        return True
 
     def _ask(self, alias: str) -> None:
         opened_before = connections[alias].connection

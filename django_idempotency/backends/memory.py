@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from threading import RLock
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
 
+from ..limits import alone
 from . import KeyValueBackend
 
 __all__ = ["MemoryBackend"]
@@ -27,27 +29,21 @@ class MemoryBackend(KeyValueBackend):
         self._crowded = CROWDED
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
-        try:
-            # In Python 3.14, an exception from a signal handler can strike just after a `with` statement has taken a
-            # lock, which is then never released.
-            self._lock.acquire()
-            now = time.monotonic()
-            current, expires = self._values.get(name, (None, now))
-            if expires <= now:
-                current = None
-            if current == old and new is not None:
-                if len(self._values) >= self._crowded:
-                    self._values = {each: value for each, value in self._values.items() if value[1] > now}
-                    self._crowded = max(CROWDED, 2 * len(self._values))
-                self._values[name] = new, now + seconds
-            elif current == old:
-                self._values.pop(name, None)
-            return current
-        finally:
-            try:  # noqa: SIM105 (an exception could strike in `suppress`, before the release)
-                self._lock.release()
-            except RuntimeError:  # an exception struck while another thread had the lock
-                pass
+        return alone(self._lock, partial(self._swap, name, old, new, seconds))
+
+    def _swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
+        now = time.monotonic()
+        current, expires = self._values.get(name, (None, now))
+        if expires <= now:
+            current = None
+        if current == old and new is not None:
+            if len(self._values) >= self._crowded:
+                self._values = {each: value for each, value in self._values.items() if value[1] > now}
+                self._crowded = max(CROWDED, 2 * len(self._values))
+            self._values[name] = new, now + seconds
+        elif current == old:
+            self._values.pop(name, None)
+        return current
 
     def clear(self) -> None:
         self._values = {}

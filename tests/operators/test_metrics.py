@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from threading import Event, Lock, Semaphore
+from threading import Event, RLock, Semaphore
 from typing import Any
 
 import pytest
@@ -312,7 +312,7 @@ def test_scrapes_that_come_at_once_share_their_values(settings: Any, monkeypatch
         """The collector's lock, and who has come to it."""
 
         def __init__(self) -> None:
-            self.lock = Lock()
+            self.lock = RLock()
             self.release = self.lock.release
 
         def acquire(self, timeout: float) -> bool:
@@ -324,7 +324,7 @@ def test_scrapes_that_come_at_once_share_their_values(settings: Any, monkeypatch
         return go_on.wait(DEADLINE)
 
     settings.IDEMPOTENCY = {"PAUSED": paused}
-    monkeypatch.setattr(metrics, "Lock", Noted)
+    monkeypatch.setattr(metrics, "RLock", Noted)
     collector = metrics.KeyCollector(timeout=DEADLINE)
     with ThreadPoolExecutor(2) as pool:
         scrapes = [pool.submit(isolated(collected), collector) for _ in range(2)]

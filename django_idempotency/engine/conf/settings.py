@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 
 from ...backends import KeyValueBackend
 from ...exceptions import IdempotencyConfigurationError
+from ...limits import alone
 from . import fields as check
 from .fields import declared, refuse_impossible, refuse_unknown, setting
 from .modes import Mode, fits, mode_of
@@ -182,8 +183,8 @@ def backend_for(name: str) -> KeyValueBackend:
     Raises:
         IdempotencyConfigurationError: `BACKENDS` has no such name, or the class that it names isn't a backend.
     """
-    with _MAKING:  # otherwise, two threads could make two backends, each with its own memory
-        return _made(name)
+    # Otherwise, two threads could make two backends, each with its own memory.
+    return cast(KeyValueBackend, alone(_MAKING, partial(_made, name)))
 
 
 @cache
