@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from django.db import transaction
 from django.http import HttpResponse
 
 from ..engine.conf import resolve
@@ -17,6 +16,7 @@ from ..engine.protocol.outcomes import Claimed, ClaimRequest
 from ..engine.request.callers import ANONYMOUS
 from ..engine.request.responses import capture
 from ..engine.stores import alias_for, store_for
+from ..engine.stores.transactions import atomically
 from ..models import IdempotencyKey
 
 LEASE = 120
@@ -75,7 +75,8 @@ def create_key(
         policy=None if lease is None else on_abandoned,
     )
     store = store_for(alias_for(using))
-    with transaction.atomic(using=store.alias):
+
+    def insert() -> IdempotencyKey:
         claimed = store.claim(claim)
         if not isinstance(claimed, Claimed):
             raise ValueError(f"A row with the key {claim.identity.key!r} exists: a request with it gets {claimed}.")
@@ -89,3 +90,5 @@ def create_key(
         elif status == "failed":
             store.journal.fail(claimed, claim, "made by create_key")
         return IdempotencyKey.objects.using(store.alias).get(pk=claimed.id)
+
+    return atomically(store.alias, insert)
