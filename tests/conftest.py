@@ -20,11 +20,12 @@ pytest.register_assert_rewrite(  # they assert, and are no test modules
     *("tests.extra.projects.harness", "tests.works"),
 )
 LONG = (
-    *("acceptance/test_demo.py", "browser", "databases/clusters", "databases/upgrades", "interrupts/strikes"),
-    *(f"interrupts/test_{name}.py" for name in ("bursts", "chaos", "inner_blocks", "messages", "recovery")),
+    *("acceptance/test_demo.py", "attacks/test_in_flight.py", "browser", "databases/clusters", "databases/upgrades"),
+    *(f"interrupts/test_{name}.py" for name in ("bursts", "chaos", "half_done", "inner_blocks", "messages")),
+    *("interrupts/strikes", "interrupts/test_recovery.py", "interrupts/test_restarts.py"),
 )
-"""What needs a minute of its own: the demo once more, whole browsers, clusters of servers, upgrades under traffic,
-servers that are killed at random, and exceptions that strike everywhere."""
+"""What needs a minute of its own: the demo once more, whole browsers, 10,000 keys, clusters of servers, upgrades under
+traffic, servers that are killed at random or restarted, and exceptions that strike everywhere."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

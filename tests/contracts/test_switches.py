@@ -26,7 +26,7 @@ from tests.leases import breaks
 from tests.shopapp.models import Order
 from tests.views import view_class
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
     "protected": ({}, {}, {"Idempotency-Key": "k"}),
     "observed": ({}, {"observe": True}, {"Idempotency-Key": "k"}),

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contracts.adapters import Function, Once, RestFramework, adapters
+from tests.contracts import test_states
+from tests.contracts.adapters import Function, RestFramework, adapters
 from tests.contracts.test_adapters import TestKeys, TestOutcomes
-from tests.contracts.test_states import STATES, TestStatesContract
 from tests.ways import WAYS, going
 
 __all__ = ["TestKeys", "TestOutcomes"]
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
-adapter = adapters(lambda adapter: type(adapter) in (Function, Once))
-http = adapters(lambda adapter: type(adapter) is Function)
+adapter = http = adapters(lambda adapter: type(adapter) is Function)
 answering = adapters(lambda adapter: type(adapter) is RestFramework)
 
 
@@ -28,6 +27,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", test_states.STATES)
 def test_a_claim_that_meets_the_state(state: str) -> None:
-    TestStatesContract().test_a_claim_that_meets_the_state(state)
+    test_states.TestStatesContract().test_a_claim_that_meets_the_state(state)

@@ -10,7 +10,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from django_idempotency import TransactionBroken, run_once
 from django_idempotency.models import IdempotencyKey
-from tests.contracts.test_states import STATES, TestStatesContract
+from tests.contracts import test_states
 from tests.tap import tapped
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
@@ -30,9 +30,9 @@ DRIVERS = [
 def test_it_decides_as_the_contract_says(changes: Any) -> None:
     """Each state of a stored key. With psycopg2 and with binding on the server, each statement goes alone."""
     with tapped(**changes):
-        for state in STATES:
+        for state in test_states.STATES:
             IdempotencyKey.objects.all().delete()
-            TestStatesContract().test_a_claim_that_meets_the_state(state)
+            test_states.TestStatesContract().test_a_claim_that_meets_the_state(state)
 
 
 @on_psycopg3
