@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +24,6 @@ import redis
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-import django_idempotency
 from django_idempotency import get_operation, idempotent
 from tests.backends import configured, in_redis, redis_server
 from tests.extra.benchmarks.redis_server import Line, Server, missing
@@ -52,8 +49,8 @@ def broker() -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def workers(keys: dict[str, Any], broker_url: str, *options: str, lease: float = 30) -> Iterator[str]:
-    environment = {**os.environ, "KEYS": json.dumps(keys), "BROKER": broker_url, "LEASE": str(lease)}
+def workers(keys: dict[str, Any], broker_url: str, *options: str, lease: float = 30, **more: str) -> Iterator[str]:
+    environment = {**os.environ, "KEYS": json.dumps(keys), "BROKER": broker_url, "LEASE": str(lease), **more}
     command = ("gunicorn", "tests.server.backends", "--bind", "fd://{fd}", "--preload", "--graceful-timeout", "1")
     with serving(*command, "--workers", str(WORKERS), "--threads", "16", *options, env=environment) as url:
         yield url
@@ -108,29 +105,33 @@ def test_a_killed_worker_repeats_its_effect(broker: Any) -> None:
         assert books.llen(f"effects:{key}") == 2
 
 
-def of_another_format(folder: Path) -> str:
-    """A release whose values have another format number; gives the folder to import it from."""
-    source = Path(django_idempotency.__file__).parent
-    copy = shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
-    values = copy / "engine" / "stores" / "values.py"
-    text = values.read_text()
-    assert text.count('\nFORMAT = "1"\n') == 1
-    values.write_text(text.replace('\nFORMAT = "1"\n', '\nFORMAT = "2"\n'))
-    return str(folder)
+@pytest.mark.parametrize("kind", ["redis", "valkey", "dynalite"])
+def test_two_releases_run_a_request_once(broker: Any, kind: str) -> None:
+    """The next release stores another format. On one server, at one time, with duplicates on both.
 
-
-def test_releases_of_two_formats_share_no_key(broker: Any, tmp_path: Path) -> None:
-    """On one server, at one time: each runs the request once, and replays its own response only."""
+    The next one replays what this one has stored. What the next one has stored is busy for this one.
+    """
     address, books = broker
-    keys, one = configured("redis"), ("--workers", "1")
-    other = ("--pythonpath", of_another_format(tmp_path))
-    with workers(keys, address, *one) as old, workers(keys, address, *one, *other) as new:
-        key = str(uuid4())
-        answers = [send(url, key) for url in (old, new, old, new)]
-    told = [(one.content.decode(), replayed(one)) for one in answers if one is not None]
-    first, second = (f"{key} was published as {number}" for number in (1, 2))
-    assert told == [(first, "false"), (second, "false"), (first, "true"), (second, "true")]
-    assert books.llen(f"effects:{key}") == 2
+    keys, one = configured(kind), ("--workers", "2")
+    with (
+        workers(keys, address, *one) as old,
+        workers(keys, address, *one, RELEASE="next") as new,
+        ThreadPoolExecutor(DUPLICATES) as pool,
+    ):
+        for first in (old, new):
+            key = str(uuid4())
+            told = [send(url, key) for url in (first, old, new, old, new)]
+            met = [(one.status_code, replayed(one)) for one in told if one is not None]
+            again = (201, "true") if first == old else (503, "false")
+            assert met == [(201, "false"), again, (201, "true"), again, (201, "true")]
+            assert books.llen(f"effects:{key}") == 1
+        for _ in range(ROUNDS):
+            key = str(uuid4())
+            answers = list(pool.map(lambda number, key=key: send((old, new)[number % 2], key), range(DUPLICATES)))
+            statuses = Counter(one.status_code for one in answers if one is not None)
+            assert set(statuses) <= {201, 409, 503}
+            assert (statuses[201] > 0, books.llen(f"effects:{key}")) == (True, 1)
+            assert replayed(eventually("a response", lambda key=key: send(new, key))) == "true"
 
 
 # --- in this process: what fails is the server of the keys

@@ -13,7 +13,6 @@ from django.db import DatabaseError
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from django_idempotency.engine.stores.sealing import MARK
 from django_idempotency.keys import derived_key
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
@@ -92,7 +91,7 @@ class TestList:
         assert resolve(f"--key={key}")[1].endswith("\n1 key.\n")
 
     def test_a_result_that_cannot_be_decrypted_says_so(self) -> None:
-        IdempotencyStep.objects.filter(name="write").update(result=f"{MARK}x")
+        IdempotencyStep.objects.filter(name="write").update(result="enc1:x")
         assert "done: write=(cannot be decrypted)" in resolve("--operation=POST refund/")[1]
 
     @pytest.mark.parametrize("decision", [[], ["--close=410"], ["--close=410", "--apply"]])

@@ -27,6 +27,10 @@ settings.configure(
 django.setup()
 
 from django_idempotency import idempotent  # noqa: E402 (models are needed)
+from tests.next_release import become_the_next  # noqa: E402
+
+if os.environ.get("RELEASE") == "next":
+    become_the_next()
 
 broker = redis.Redis.from_url(os.environ["BROKER"])
 

@@ -16,8 +16,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 
 from ...exceptions import IdempotencyConfigurationError
-from ..protocol.digests import digest
-from ..protocol.versions import Fingerprint, exact
+from ..protocol.versions import Fingerprint, exact, fingerprint, versioned
 
 
 def payload_fingerprint(payload: Any) -> Fingerprint:
@@ -27,16 +26,16 @@ def payload_fingerprint(payload: Any) -> Fingerprint:
         IdempotencyConfigurationError: the payload is neither.
     """
     if isinstance(payload, (bytes, bytearray, memoryview)):
-        return Fingerprint(digest(b"payload bytes", bytes(payload)))
+        return fingerprint("payload bytes", bytes(payload))
     try:
-        current, earlier = _hashed(_with_integers(payload), _by_value), _hashed(payload, _as_written)
+        text = versioned(_json(_with_integers(payload), _by_value), _json(payload, _as_written))
     except (TypeError, ValueError, RecursionError) as error:
         raise IdempotencyConfigurationError(f"payload={payload!r:.200} is neither bytes nor JSON: {error}") from error
-    return Fingerprint(current, () if current == earlier else (earlier,))
+    return fingerprint("payload", text)
 
 
-def _hashed(payload: Any, default: Callable[[Any], Any]) -> bytes:
-    return digest(b"payload", json.dumps(payload, sort_keys=True, separators=(",", ":"), default=default))
+def _json(payload: Any, default: Callable[[Any], Any]) -> str:
+    return json.dumps(payload, sort_keys=True, separators=(",", ":"), default=default)
 
 
 def _with_integers(value: Any) -> Any:

@@ -2,14 +2,18 @@
 
 # Note [Two versions of a fingerprint]
 A release that compares requests differently makes different fingerprints, so a retry that spans the upgrade would be
-refused as another request. Wherever the current version of the rule and the previous one write a value differently,
-the text to be hashed therefore holds both forms, between control characters that `ascii()` never leaves in a string. A
-request is equal to a stored one if either fingerprint is. The earlier form has to be kept for at least one `ttl`.
+refused as another request. Each request is therefore hashed by every rule in `RULES`. The hash of the first rule is
+stored, and a request is equal to a stored one if any of its hashes is. No two rules make the same hash of different
+requests.
+
+The two rules of today hash the same text. Wherever they write a value differently, the text holds both forms, between
+control characters that `ascii()` never leaves in a string.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .digests import digest
@@ -23,7 +27,7 @@ _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
 
 
 class Fingerprint(NamedTuple):
-    """The hashes of one request: one by the current version of the rule, and any different ones by earlier versions."""
+    """The hashes of one request: one by the current rule, and any different ones by earlier rules."""
 
     current: bytes
     earlier: tuple[bytes, ...] = ()
@@ -42,11 +46,33 @@ def versioned(current: str, earlier: str) -> Versioned:
     return Versioned(current if current == earlier else f"\0{current}\1{earlier}\2")
 
 
-def fingerprint(rule: str, text: str) -> Fingerprint:
-    """Return the fingerprint of a text that may contain `Versioned` parts."""
-    if "\0" not in text:
-        return Fingerprint(digest(rule, text))
-    return Fingerprint(digest(rule, _CHANGED.sub(r"\1", text)), (digest(rule, _CHANGED.sub(r"\2", text)),))
+def by_value(kind: str, *parts: bytes | str) -> bytes:
+    return digest(kind, *(_CHANGED.sub(r"\1", part) if isinstance(part, str) else part for part in parts))
+
+
+def as_written(kind: str, *parts: bytes | str) -> bytes | None:
+    """The rule of 0.4.0. Return None if it writes these parts as `by_value` does, as for nearly all requests."""
+    if not any(isinstance(part, str) and "\0" in part for part in parts):
+        return None
+    return digest(kind, *(_CHANGED.sub(r"\2", part) if isinstance(part, str) else part for part in parts))
+
+
+RULES: tuple[Callable[..., bytes | None], ...] = (by_value, as_written)
+"""How this release and earlier ones hash what is compared, newest first. A new rule goes to the front, and its hashes
+never equal those of another: it hashes a name of its own, too. A rule may go in a major version, and not before 35
+days, the longest default of `ttl`, have passed since the last release that stored its hashes."""
+
+
+def fingerprint(kind: str, *parts: bytes | str) -> Fingerprint:
+    """Return the fingerprint of what is compared.
+
+    Args:
+        kind: what it is, such as "payload". Fingerprints of different kinds are never equal.
+        parts: a text may contain `Versioned` parts, and then has to be free of control characters. Any other text is
+            passed as bytes.
+    """
+    current, *earlier = (hashed for rule in RULES if (hashed := rule(kind, *parts)) is not None)
+    return Fingerprint(current, tuple(earlier))
 
 
 def number(text: str, earlier: str | None = None) -> Versioned:

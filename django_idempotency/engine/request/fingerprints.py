@@ -44,7 +44,6 @@ from django.utils.datastructures import ImmutableList, MultiValueDict
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import Options
-from ..protocol.digests import digest
 from ..protocol.versions import MAX_PLAIN, Fingerprint, fingerprint, integer, number, versioned
 from .problems import Refused, body_too_large, length_required
 
@@ -113,13 +112,13 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     target = request.path if options.operation is None else _captured(request, options.operation)
     query = request.META.get("QUERY_STRING", "")
     if chosen is None:
-        return Fingerprint(digest("target 1", ascii((method, target))))
+        return fingerprint("target 1", ascii((method, target)))
     if callable(chosen):
         value = chosen(asked_with)
         if not isinstance(value, bytes):
             raise IdempotencyConfigurationError(f"fingerprint={chosen!r} returned {value!r}; return bytes.")
         address = request.get_full_path() if target == request.path else f"{target}?{query}"
-        return Fingerprint(digest("custom 2", method, address, value))
+        return fingerprint("custom 2", method.encode(), address.encode(), value)
     content_type = (request.content_type or "").lower()
     payload = read(asked_with, options, content_type)
     if isinstance(chosen, tuple):

@@ -6,9 +6,9 @@ Without `ENCRYPTION_KEYS`, nothing is sealed, and the `cryptography` package is 
 Rows stored before encryption was enabled remain unencrypted, and must remain readable. Stored text must therefore
 show whether it is sealed, even if a client chose its content.
 
-Outside `body`, sealed text begins with the `enc1:` prefix. No other text stored there can begin with it: headers and
-decisions are JSON lists, a step's result is a JSON object, and an error text begins with the name of a Python class or
-a sentence from this package.
+Outside `body`, sealed text begins with a prefix such as `enc1:`, which says how it is sealed: see `SEALS`. No other
+text stored there can begin like this: headers and decisions are JSON lists, a step's result is a JSON object, and an
+error text begins with the name of a Python class or a sentence from this package.
 
 A body may begin with `enc1:` without being encrypted, because some views echo what a request contained. A body is
 therefore sealed without a prefix. The headers and the body are always written by the same statement: if the headers are
@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as as_json
@@ -47,8 +48,7 @@ from ..protocol.stored_key import StoredKey
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-MARK = "enc1:"
-"""The prefix of sealed text. A different way of sealing needs a different number."""
+SEALED = re.compile(r"enc[0-9]+:")
 NONCE_BYTES = 12
 """The length that NIST SP 800-38D recommends for GCM."""
 
@@ -64,19 +64,24 @@ def seal(row: Row, column: str, text: str | None, *about: Fact) -> str | None:
     """Encrypt text for its row and column. Without encryption keys, return it unchanged."""
     if text is None or not (ciphers := _ciphers()):
         return text
-    return MARK + urlsafe_b64encode(_encrypted(ciphers, text.encode(), _place(row, column, about))).decode()
+    mark, place_of = _newest()
+    return mark + urlsafe_b64encode(_encrypted(ciphers, text.encode(), place_of(row, column, about))).decode()
 
 
 def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | None:
     """Decrypt stored text, or return it unchanged if it is not sealed. Raises `NotDecryptable`."""
-    if stored is None or not is_sealed(stored):
+    if stored is None or not (mark := _mark_of(stored)):
         return stored
-    return _opened(row, column, stored.removeprefix(MARK), about).decode()
+    return _opened(row, column, mark, stored.removeprefix(mark), about).decode()
 
 
 def is_sealed(stored: str | None) -> bool:
     """Whether stored text is encrypted. See Note [How to recognize sealed text]."""
-    return stored is not None and stored.startswith(MARK)
+    return stored is not None and SEALED.match(stored) is not None
+
+
+def _mark_of(stored: str) -> str:
+    return "" if (found := SEALED.match(stored)) is None else found[0]
 
 
 def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact) -> tuple[str | None, bytes | None]:
@@ -88,7 +93,8 @@ def seal_response(row: Claimed | IdempotencyKey, snapshot: Snapshot, *more: Fact
     if not (ciphers := _ciphers()):
         return headers, body
     about = (snapshot.status_code, row.fingerprint, *more)
-    sealed = None if body is None else _encrypted(ciphers, body, _place(row, "body", about))
+    _, place_of = _newest()
+    sealed = None if body is None else _encrypted(ciphers, body, place_of(row, "body", about))
     return seal(row, "headers", headers, *about), sealed
 
 
@@ -100,10 +106,10 @@ def unseal_response(row: StoredKey | IdempotencyKey, of: Identity | IdempotencyK
     if row.status_code is None:
         raise RuntimeError(f"Bug: idempotency key row {row.id} is 'completed' without a result.")
     headers, body = row.headers or "[]", None if row.body is None else bytes(row.body)
-    if headers.startswith(MARK):
+    if mark := _mark_of(headers):
         about = (row.status_code, row.fingerprint, *more)
-        headers = _opened(of, "headers", headers.removeprefix(MARK), about).decode()
-        body = None if body is None else _opened(of, "body", body, about)
+        headers = _opened(of, "headers", mark, headers.removeprefix(mark), about).decode()
+        body = None if body is None else _opened(of, "body", mark, body, about)
     return Snapshot(status_code=row.status_code, headers=tuple(map(tuple, json.loads(headers))), body=body)
 
 
@@ -112,9 +118,14 @@ def _encrypted(ciphers: list[AESGCM], plain: bytes, place: bytes) -> bytes:
     return nonce + ciphers[0].encrypt(nonce, plain, place)
 
 
-def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
+def _opened(row: Row, column: str, mark: str, sealed: str | bytes, about: Sequence[Fact]) -> bytes:
     """Decrypt text. This fails if the text was copied from another row or column."""
     what = f"What is stored in {column!r} of idempotency key {reference_of(row.key_hash)}"
+    if (place_of := SEALS.get(mark)) is None:
+        raise NotDecryptable(
+            f"{what} was encrypted by a newer release, as {mark!r}, and this one knows {', '.join(SEALS)} only. "
+            "Install the newer release. Until then the idempotency key is refused."
+        )
     if not (ciphers := _ciphers()):
         raise NotDecryptable(
             f"{what} is encrypted, and IDEMPOTENCY['ENCRYPTION_KEYS'] is not set. Set it to a list with the "
@@ -125,7 +136,7 @@ def _opened(row: Row, column: str, sealed: str | bytes, about: Sequence[Fact]) -
     for cipher in ciphers:
         with suppress(InvalidTag, ValueError):  # ValueError: not base64, or too short
             token = sealed if isinstance(sealed, bytes) else urlsafe_b64decode(sealed)
-            return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], _place(row, column, about))
+            return cipher.decrypt(token[:NONCE_BYTES], token[NONCE_BYTES:], place_of(row, column, about))
     raise NotDecryptable(
         f"{what} cannot be decrypted by any key in IDEMPOTENCY['ENCRYPTION_KEYS']. Append the one that the row "
         "was written with. Until then the idempotency key is refused. If none is missing, the row was changed in the "
@@ -137,6 +148,15 @@ def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
     """Identify a row and a column. See Note [Sealed text belongs to one row and one column]."""
     facts = (bytes(fact).hex() if isinstance(fact, bytes | memoryview) else str(fact) for fact in about if fact)
     return digest(*(part.encode() for part in (str(row.key_hash), str(row.scope_hash), column, *facts)))
+
+
+SEALS: Mapping[str, Callable[[Row, str, Sequence[Fact]], bytes]] = {"enc1:": _place}
+"""How sealed text is bound to its place, by its prefix, newest first. A release seals in the first way, and opens what
+is sealed in any of them. When a way may go: see `RULES` in `protocol/versions.py`."""
+
+
+def _newest() -> tuple[str, Callable[[Row, str, Sequence[Fact]], bytes]]:
+    return next(iter(SEALS.items()))
 
 
 def _ciphers() -> list[AESGCM] | None:

@@ -1,28 +1,29 @@
 """The value that a backend stores under a name: a claim or a result.
 
-A value consists of a format number, the random token of the attempt that wrote it, a line of JSON, and the body. No
-two attempts write the same value, so the value that a swap finds shows who holds the key.
+A value consists of a format number, the random token of the attempt that wrote it, and what it says in that format: see
+`FORMATS`. No two attempts write the same value, so the value that a swap finds shows who holds the key.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from ..protocol.digests import Identity, reference_of
 from ..protocol.outcomes import Claimed, ClaimRequest, Resource, Snapshot
 from ..protocol.stored_key import Status, StoredKey
 from .sealing import seal_response, unseal_response
 
-FORMAT = "1"
-"""The prefix of names and values. A release that changes their form increases this, and never reads older ones."""
-TOKEN = slice(len(FORMAT), len(FORMAT) + 32)
-"""The position of the token in a value: the 32 hexadecimal digits after the format."""
+NAMES = "1"
+"""The prefix of names. It never changes: a release that looked for another name would run each retry again."""
+TOKEN = slice(1, 33)
+"""The position of the token in a value of any format: the 32 hexadecimal digits after the format's number."""
 
 
 def name_of(identity: Identity) -> str:
-    return f"{FORMAT}:{reference_of(identity.key_hash)}:{reference_of(identity.scope_hash)}"
+    return f"{NAMES}:{reference_of(identity.key_hash)}:{reference_of(identity.scope_hash)}"
 
 
 def claim_value(token: str, request: ClaimRequest, resource: Resource | None = None) -> bytes:
@@ -56,7 +57,8 @@ def _value(
         "resource": resource,
         **about,
     }
-    return b"".join((FORMAT.encode(), token.encode(), json.dumps(told).encode(), b"\n", body))
+    number, newest = next(iter(FORMATS.items()))
+    return b"".join((number.encode(), token.encode(), newest.join(told, body)))
 
 
 def is_of(value: bytes, token: str) -> bool:
@@ -65,10 +67,9 @@ def is_of(value: bytes, token: str) -> bool:
 
 def read_value(value: bytes) -> StoredKey:
     """Return the `StoredKey` that `decide` needs. Raises `ValueError` for a value this package did not write."""
-    text, _, body = value.partition(b"\n")
-    if not text.startswith(FORMAT.encode()):
+    if (known := FORMATS.get(value[: TOKEN.start].decode(errors="replace"))) is None:
         raise ValueError(f"the value begins with {value[:40]!r}, a format that this release cannot read")
-    told, token = json.loads(text[TOKEN.stop :]), text[TOKEN].decode()
+    (told, body), token = known.split(value[TOKEN.stop :]), value[TOKEN].decode()
     completed = "status_code" in told
     return StoredKey(
         id=0,
@@ -88,3 +89,23 @@ def read_value(value: bytes) -> StoredKey:
         resource=None if told["resource"] is None else tuple(told["resource"]),
         response=lambda stored, of: unseal_response(stored, of, token),
     )
+
+
+def _joined(told: Mapping[str, object], body: bytes) -> bytes:
+    """A line of JSON, then the body."""
+    return json.dumps(told).encode() + b"\n" + body
+
+
+def _split(text: bytes) -> tuple[dict[str, Any], bytes]:
+    line, _, body = text.partition(b"\n")
+    return json.loads(line), body
+
+
+class Format(NamedTuple):
+    join: Callable[[Mapping[str, object], bytes], bytes]
+    split: Callable[[bytes], tuple[dict[str, Any], bytes]]
+
+
+FORMATS: Mapping[str, Format] = {"1": Format(_joined, _split)}
+"""How a value is written and read, by its format's number, newest first. A release writes the first format, and reads
+all of them. When a format may go: see `RULES` in `protocol/versions.py`."""
