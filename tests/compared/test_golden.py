@@ -14,7 +14,10 @@ GOLDEN: dict[str, Any] = json.loads(FILE.read_text())
 
 @pytest.mark.django_db
 def test_scopes_operations_fingerprints_and_derived_keys_never_change() -> None:
-    """A fingerprint may get a new version of its rule if `Fingerprint.earlier` still has this one; nothing else may."""
+    """A fingerprint may get a new version of its rule if `Fingerprint.earlier` still has this one; nothing else may.
+
+    Nor may anything that is stored: steps' results, headers, what is encrypted, and values in a backend.
+    """
     changed = {name: value for name, value in values() if GOLDEN[name] != value}
     assert not changed, (
         f"{changed} is new. With another fingerprint, retries across the upgrade would be refused; with another scope, "

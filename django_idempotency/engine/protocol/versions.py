@@ -47,14 +47,13 @@ def versioned(current: str, earlier: str) -> Versioned:
 
 
 def by_value(kind: str, *parts: bytes | str) -> bytes:
-    return digest(kind, *(_CHANGED.sub(r"\1", part) if isinstance(part, str) else part for part in parts))
+    return digest(kind, *[_CHANGED.sub(r"\1", part) if isinstance(part, str) else part for part in parts])
 
 
 def as_written(kind: str, *parts: bytes | str) -> bytes | None:
     """The rule of 0.4.0. Return None if it writes these parts as `by_value` does, as for nearly all requests."""
-    if not any(isinstance(part, str) and "\0" in part for part in parts):
-        return None
-    return digest(kind, *(_CHANGED.sub(r"\2", part) if isinstance(part, str) else part for part in parts))
+    written = [_CHANGED.sub(r"\2", part) if isinstance(part, str) and "\0" in part else part for part in parts]
+    return None if written == [*parts] else digest(kind, *written)
 
 
 RULES: tuple[Callable[..., bytes | None], ...] = (by_value, as_written)
@@ -71,7 +70,7 @@ def fingerprint(kind: str, *parts: bytes | str) -> Fingerprint:
         parts: a text may contain `Versioned` parts, and then has to be free of control characters. Any other text is
             passed as bytes.
     """
-    current, *earlier = (hashed for rule in RULES if (hashed := rule(kind, *parts)) is not None)
+    current, *earlier = [hashed for rule in RULES if (hashed := rule(kind, *parts)) is not None]
     return Fingerprint(current, tuple(earlier))
 
 
