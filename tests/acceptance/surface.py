@@ -22,15 +22,12 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, Generic
 
-from django_idempotency.engine.execution.attempt import Attempt
 from tests.acceptance.problems import every_problem
 from tests.acceptance.reference import COMMANDS, DJANGOS_OWN, DOCS, public, set_up
 
 FILE = DOCS / "surface.txt"
 PACKAGE = DOCS.parent / "django_idempotency"
 OURS = "django_idempotency"
-NO_PROMISE = (object, Generic, Attempt)
-"""Bases that say nothing about a class, or that are the engine's own."""
 NOT_MADE_BY_USERS = ("Operation",)
 """Classes whose constructors only the package calls."""
 OF_THE_PACKAGE = ("client", "connect", "given", "options_for", "outlived_by_gateways")
@@ -61,7 +58,8 @@ def names() -> Iterator[str]:
 
 def described(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, type):
-        bases = ", ".join(base.__name__ for base in value.__bases__ if base not in NO_PROMISE)
+        known = [base for base in value.__bases__ if base not in (object, Generic)]
+        bases = ", ".join(base.__name__ for base in known if not base.__module__.startswith(f"{OURS}.engine"))
         yield f"{name}{constructor(value)}{f', based on {bases}' if bases else ''}"
         yield from (f"{name}.{member}" for member in members(value))
     elif callable(value):
