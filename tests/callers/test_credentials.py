@@ -12,7 +12,7 @@ from django.contrib.auth.models import Group, User
 from django.contrib.sessions.backends import signed_cookies
 from django.core.exceptions import PermissionDenied
 from django.db import models
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.test import Client, RequestFactory
 from django.test.utils import isolate_apps
 from django.utils.functional import SimpleLazyObject
@@ -369,3 +369,25 @@ def test_a_scope_that_starts_from_caller_scope_keeps_callers_apart(rf: RequestFa
     settings.IDEMPOTENCY = {"ANONYMOUS": "refuse", "SCOPE": caller_scope}
     with pytest.raises(PermissionDenied, match="Only callers who can be told apart"):
         caller_scope(rf.post("/"))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda request, value: vars(request).update(GET=QueryDict(f"access_token={value}")),
+        lambda request, value: vars(request).update(_post=QueryDict(f"access_token={value}")),
+        lambda request, value: request.META.update(QUERY_STRING=f"access%5Ftoken={value}"),
+        lambda request, value: vars(request).update(COOKIES={"sessionid": value}),
+        lambda request, value: request.META.update(HTTP_COOKIE=f"sessionid={value}"),
+    ],
+    ids=["query of a middleware", "form", "query", "cookies of a middleware", "cookie"],
+)
+def test_a_secret_tells_callers_apart_wherever_it_stands(rf: RequestFactory, place: Callable[..., Any]) -> None:
+    """A request without any is not searched for them, so each of them has to show that there is one."""
+    scopes = []
+    for value in ("a", "b", "a"):
+        request = rf.post("/")
+        place(request, value)
+        scopes.append(scope_of(request, resolve()))
+    assert scopes[0] == scopes[2] != scopes[1]
+    assert "anonymous" not in scopes

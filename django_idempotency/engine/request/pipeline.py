@@ -28,7 +28,7 @@ from ..protocol.digests import identify
 from ..protocol.key_syntax import InvalidKey
 from ..protocol.outcomes import ClaimRequest, Completed, Conflicted, Finished, Refusal, Withheld
 from . import problems
-from .callers import advise, advise_of_renewal, scope_of
+from .callers import BY_HEADER, advise, advise_of_renewal, scope_of
 from .fingerprints import fingerprint_of
 from .observing import observed
 from .problems import Problem, Refused
@@ -87,7 +87,8 @@ def asked(call: ViewCall) -> ClaimRequest | Problem | None:
         if key is None:
             return problems.missing_key(options, call.request) if options.required else None
         scope = scope_of(call.asked_with, options, call.adapter.handed_on)
-        advise_of_renewal(call.request, operation, scope, options)
+        if scope.startswith(BY_HEADER):
+            advise_of_renewal(call.request, operation, options)
         fingerprint = fingerprint_of(call.request, options, call.asked_with, call.adapter.payload)
     except InvalidKey as error:
         return problems.invalid_key(options, str(error))

@@ -9,9 +9,10 @@ Each source of identity is one module. Frameworks and packages are recognized by
 """
 
 from .parts import HandedOn, acting_for
-from .scopes import ANONYMOUS, advise, advise_of_renewal, handed_on, project_scope, scope_of
+from .scopes import ANONYMOUS, BY_HEADER, advise, advise_of_renewal, handed_on, project_scope, scope_of
 from .tokens import is_text, name_among
 from .users import is_authenticated, logged_in, scope_of_user, user_of
 
-__all__ = ["ANONYMOUS", "HandedOn", "acting_for", "advise", "advise_of_renewal", "handed_on", "is_authenticated"]
-__all__ += ["is_text", "logged_in", "name_among", "project_scope", "scope_of", "scope_of_user", "user_of"]
+__all__ = ["ANONYMOUS", "BY_HEADER", "HandedOn", "acting_for", "advise", "advise_of_renewal", "handed_on"]
+__all__ += ["is_authenticated", "is_text", "logged_in", "name_among", "project_scope", "scope_of", "scope_of_user"]
+__all__ += ["user_of"]

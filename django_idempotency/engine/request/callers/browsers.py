@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -10,17 +9,21 @@ from django.conf import settings
 from django.contrib.sessions.backends import signed_cookies
 
 
-def sent_cookies(request: Any) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of a secret that distinguishes this browser from others, if it sent one."""
+def sent_cookies(request: Any) -> dict[str, str]:
+    """Return the secret that distinguishes this browser from others under its name, if it sent one."""
+    unread = "COOKIES" not in vars(getattr(request, "_request", request))
+    if unread and not request.META.get("HTTP_COOKIE"):
+        return {}
     if getattr(request, "csrf_processing_done", False) and (secret := _form_secret(request)) is not None:
-        yield "csrf", secret
+        return {"csrf": secret}
     # This uses the cookie that the client sent, not the key of `request.session`: if the response that sets a new
     # cookie is lost, the retry carries the old one.
-    elif session := request.COOKIES.get(settings.SESSION_COOKIE_NAME):
+    if session := request.COOKIES.get(settings.SESSION_COOKIE_NAME):
         engine = import_module(settings.SESSION_ENGINE)
         # A signed cookie contains the session's data, and changes with it.
         if not issubclass(engine.SessionStore, signed_cookies.SessionStore):
-            yield "session", session
+            return {"session": session}
+    return {}
 
 
 def _form_secret(request: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from django.core.exceptions import TooManyFieldsSent
@@ -42,12 +43,14 @@ def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
         Refused: the scheme of the `Authorization` header is not on the list.
     """
     sent: dict[str, str] = {}
-    for header in get_settings().credential_headers:
-        value = request.META.get(meta_name(header), "").strip()
-        if value and header.lower() == "authorization":
+    meta = request.META
+    for place, name in _places(get_settings().credential_headers):
+        if not (value := meta.get(place, "").strip()):
+            continue
+        if name == "authorization":
             value = _authorization(value, refuse=refuse)
         if value.lower() not in PLACEHOLDERS:
-            sent[header.lower()] = value
+            sent[name] = value
     if (token := access_token(request)).lower() not in PLACEHOLDERS:
         sent[f"?{ACCESS_TOKEN}"] = token  # no header has such a name
     return sent
@@ -56,12 +59,15 @@ def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
 def access_token(request: Any) -> str:
     """Return the token in the query, or in a form that has been read, as RFC 6750 allows; empty if there is none."""
     django_request = getattr(request, "_request", request)
+    # A form that nobody has read has authenticated nobody.
+    form = getattr(django_request, "_post", None)
+    # Reading an empty query takes as long as all other credentials.
+    if not (form or django_request.META.get("QUERY_STRING") or "GET" in vars(django_request)):
+        return ""
     try:
         sent = django_request.GET.getlist(ACCESS_TOKEN)
     except TooManyFieldsSent:
         return ""
-    # A form that nobody has read has authenticated nobody.
-    form = getattr(django_request, "_post", None)
     return "\n".join([*sent, *(form.getlist(ACCESS_TOKEN) if form else ())])
 
 
@@ -77,6 +83,12 @@ def identifies(value: str) -> bool:
     Every visitor's browser sends the shop's publishable key, which identifies the shop but not the visitor.
     """
     return not _secret(value).startswith(PUBLISHABLE)
+
+
+@lru_cache(maxsize=64)
+def _places(headers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return each header's name in `META`, and its name in lower case."""
+    return tuple((meta_name(header), header.lower()) for header in headers)
 
 
 def _authorization(value: str, *, refuse: bool) -> str:

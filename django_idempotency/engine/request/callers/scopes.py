@@ -19,6 +19,8 @@ from .parts import NOBODY, NOTHING, HandedOn, Verified, hashed, scope_text
 from .users import in_a_table, scope_of_user, user_of
 
 ANONYMOUS = "anonymous"
+BY_HEADER = "authorization"
+"""How a scope begins that is made of the `Authorization` header."""
 RESERVED = frozenset({"auth", "csrf", "session"})
 """How other hashes begin in a scope. A project may name a header of credentials like one of them."""
 logger = logging.getLogger("django_idempotency")
@@ -62,7 +64,7 @@ def _claimed(request: Any, options: Options) -> str:
     if not RESERVED.isdisjoint(sent):
         sent = {f"sent+{name}" if name in RESERVED else name: value for name, value in sent.items()}
     if not any(map(credentials.identifies, sent.values())):
-        cookies = dict(browsers.sent_cookies(request))
+        cookies = browsers.sent_cookies(request)
         if not cookies and options.anonymous == "refuse":
             raise Refused(anonymous_refused())
         sent |= cookies
@@ -124,10 +126,12 @@ def project_scope(request: Any, handed_on: Callable[[Any], HandedOn], *, default
         raise PermissionDenied(refused.problem.detail) from refused
 
 
-def advise_of_renewal(request: Any, operation: str, scope: str, options: Options) -> None:
-    """Log, once for each operation, that a client with a renewed token will be a different caller."""
-    by_header = options.scope is None and scope.startswith("authorization")
-    if by_header and jwts.expires_within(request, options.ttl_seconds):
+def advise_of_renewal(request: Any, operation: str, options: Options) -> None:
+    """Log, once for each operation, that a client with a renewed token will be a different caller.
+
+    Called if the scope begins with `BY_HEADER`.
+    """
+    if options.scope is None and jwts.expires_within(request, options.ttl_seconds):
         advise(operation, jwts.RENEWAL)
 
 

@@ -14,6 +14,8 @@ from .parts import place_of
 DJANGO_AUSER = "django.contrib.auth.middleware"
 """The module of Django's own `auser`, which finds the same user as `request.user`."""
 
+MISSING = object()
+
 
 def user_of(request: Any) -> Any:
     """Return the user whom Django, a middleware or django-oauth-toolkit has authenticated, or None. May run queries."""
@@ -39,12 +41,12 @@ def is_authenticated(user: Any) -> bool:
     """
     if user is None:
         return False
-    if not hasattr(user, "is_authenticated"):
+    if (answer := getattr(user, "is_authenticated", MISSING)) is MISSING:
         raise IdempotencyConfigurationError(
             f"request.user is of type {user.__class__.__qualname__!r}, which has no is_authenticated and so does "
             "not tell who is calling. Pass scope=callable(request)."
         )
-    return bool(user.is_authenticated)
+    return bool(answer)
 
 
 def scope_of_user(user: Any) -> str:
