@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 LEASED = a_claim(lease=60.0, policy="retry")
 ATTEMPTS: dict[str, Callable[[Store, Claimed], Any]] = {
     "complete": lambda store, late: store.complete(late, SNAPSHOT),
-    "complete, as the last statement": lambda store, late: store.complete(late, SNAPSHOT, last=True),
+    "complete, as the last statement": lambda store, late: store.complete(late, SNAPSHOT, last=store.connection),
     "complete for a ttl": lambda store, late: store.complete(late, SNAPSHOT, ttl=60.0),
     "complete if settled": lambda store, late: store.complete(late, SNAPSHOT, ttl=60.0, settled=True),
     "release": lambda store, late: store.release(late),

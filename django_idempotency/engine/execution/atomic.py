@@ -102,7 +102,9 @@ def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T
             attempt.transaction.roll_back()
         else:
             if finished.snapshot is not None:
-                store.complete(claim, finished.snapshot, resource=finished.resource, last=True)
+                store.complete(
+                    claim, finished.snapshot, resource=finished.resource, last=attempt.transaction.connection
+                )
             else:
                 store.release(claim)
             attempt.transaction.end()
@@ -147,7 +149,7 @@ class _Attempt:
             opened(connection)
         try:
             own.begin()
-            claim = store.claim(request)
+            claim = store.claim(request, connection)
             if isinstance(claim, Claimed):
                 vars(own.block)[IDENTITY] = request.identity
                 if "set_rollback" not in vars(connection):
@@ -211,6 +213,9 @@ class _Attempt:
             TransactionBroken: the answer reports writes that the database has discarded; or the work ended its
                 transaction, so that its later statements were committed one by one.
         """
+        if returned.verdict is not Verdict.ROLL_BACK and self.store.is_open(self.transaction.connection):
+            self.transaction.refuse_if_torn()
+            return True
         if self.store.has_ended(self.transaction.connection, claim):
             self._hold()
             raise TransactionBroken(

@@ -29,7 +29,7 @@ from ..conf import get_settings
 from .prepared import BY_CURSOR, NEW, PREPARED, TEXT, USED, State, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from .queries import Values
 
@@ -65,20 +65,22 @@ REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cu
 # --- the messages
 
 
-def begin(connection: Any, claim: Statement, others: Sequence[Statement], values: Values) -> Any:
+def begin(connection: Any, statements: dict[str, Statement], values: Values) -> Any:
     """Send BEGIN and the claim in one message, and return the claim's result.
 
-    The `others` are prepared together with the claim.
+    The other statements are prepared together with the claim, which is the first of them.
     """
-    raw = connection.connection
+    raw, claim = connection.connection, statements["claim"]
     state, preparation = vars(raw)[STATE], b""
     after = USED if state is NEW else state
     if state is USED:
         # The claim is prepared last, so a connection that has it also has all the others.
-        preparation = b"".join(statement.preparation for statement in (*others, claim))
+        preparation = b"".join(statement.preparation for statement in reversed(statements.values()))
         after = PREPARED
-    result = _send(connection, b"BEGIN; " + preparation + claim.filled(raw, after, values))
-    setattr(raw, STATE, after.after(claim.call))
+    message, after = claim.filled(raw, after, values)
+    result = _send(connection, b"BEGIN; " + preparation + message)
+    if after is not state:
+        setattr(raw, STATE, after)
     return result
 
 
@@ -94,24 +96,28 @@ def end_with(connection: Any, last: Statement, values: Values) -> None:
             cursor.execute(last.text, values)
     else:
         state = vars(raw)[STATE]
+        message, after = last.filled(raw, state, values)
         try:
-            _send(connection, last.filled(raw, state, values) + b"; COMMIT")
+            _send(connection, message + b"; COMMIT")
         except DatabaseError as error:
             _go_on_by_text(raw, error)
             raise
-        setattr(raw, STATE, state.after(last.call))
+        if after is not state:
+            setattr(raw, STATE, after)
 
 
 def end_while(connection: Any, work: Callable[[], T]) -> T:
     """Send COMMIT, call `work` while the server processes it, and return the result of `work`."""
     raw = connection.connection
-    with connection.wrap_database_errors:
+    try:
         raw.pgconn.send_query(b"COMMIT")
         try:
             return work()
         finally:
-            # Nothing was written, so it doesn't matter how the COMMIT ends.
-            raw.wait(generators.execute(raw.pgconn))
+            _received(raw)  # nothing was written, so it doesn't matter how the COMMIT ends
+    except psycopg.Error:
+        with connection.wrap_database_errors:
+            raise
 
 
 def end_and_lock(connection: Any, number: int) -> bool:
@@ -196,24 +202,22 @@ def _send(connection: Any, message: bytes) -> Any:
 
     psycopg's lock is not taken: no other thread uses Django's connection, and an exception could leave it locked.
     """
-    raw = connection.connection
-    with connection.wrap_database_errors:
-        if _in_gevent():
-            raw.pgconn.send_query(message)
-            results = raw.wait(generators.execute(raw.pgconn))
-        else:
-            results = _attentively(raw, message)
-        if results[-1].status not in DONE:
-            # A server or pooler first reports why it is closing the connection; libpq then adds its own, vaguer error.
-            first = next(result for result in results if result.status not in DONE)
-            error = errors.error_from_result(first, "utf-8")
-            # An error from libpq itself, such as a lost connection, has no SQLSTATE.
-            raise error if error.sqlstate else psycopg.OperationalError(str(error))
-    return results[-1]
+    try:
+        results = _received(connection.connection, message)
+        if (last := results[-1]).status in DONE:
+            return last
+        # A server or pooler first reports why it is closing the connection; libpq then adds its own, vaguer error.
+        first = next(result for result in results if result.status not in DONE)
+        error = errors.error_from_result(first, "utf-8")
+        # An error from libpq itself, such as a lost connection, has no SQLSTATE.
+        raise error if error.sqlstate else psycopg.OperationalError(str(error))
+    except psycopg.Error:
+        with connection.wrap_database_errors:
+            raise
 
 
-def _attentively(raw: Any, message: bytes) -> list[Any]:
-    """Send a message, and handle signals while waiting for all the results.
+def _received(raw: Any, message: bytes | None = None) -> list[Any]:
+    """Send the message, if it hasn't been sent. Handle signals while waiting for all the results.
 
     psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function adds
     only half as much.
@@ -221,8 +225,9 @@ def _attentively(raw: Any, message: bytes) -> list[Any]:
     results: list[Any] = []
     pgconn, soon = raw.pgconn, None
     try:
-        pgconn.send_query(message)
-        if POLL is not None:
+        if message is not None:
+            pgconn.send_query(message)
+        if POLL is not None and not _in_gevent():
             answer = POLL()
             answer.register(pgconn.socket, select.POLLIN)
             soon = answer.poll(SOON)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections, transaction
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, transaction
 
 from ...exceptions import IdempotencyConfigurationError, TransactionBroken
 from ...models import IdempotencyKey
@@ -100,8 +100,8 @@ class PostgreSQLStore(Store):
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
-    def claim(self, request: ClaimRequest) -> ClaimOutcome:
-        connection = connections[self.alias]
+    def claim(self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None) -> ClaimOutcome:
+        connection = connection or self.connection
         if not request.known_only and messages.may_send(connection, IDLE):
             outcome = self._claim_by_messages(connection, request)
             if outcome is not None:
@@ -114,9 +114,8 @@ class PostgreSQLStore(Store):
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
         transaction stored or deleted its row a moment ago.
         """
-        claim, *others = self._statements.values()
         try:
-            result = messages.begin(connection, claim, others, values_of(request))
+            result = messages.begin(connection, self._statements, values_of(request))
         except DatabaseError as error:
             if not messages.roll_back(connection, error):
                 raise
@@ -130,11 +129,10 @@ class PostgreSQLStore(Store):
         facts, body = result.get_value(0, 1), result.get_value(0, 2)
         return messages.end_while(connection, lambda: _known(facts, body and body.decode(), request))
 
-    def _write_last(self, name: str, values: Values) -> None:
-        connection = connections[self.alias]
+    def _write_last(self, name: str, values: Values, connection: BaseDatabaseWrapper) -> None:
         try:
             if connection.needs_rollback or not messages.may_send(connection, IN_TRANSACTION):
-                super()._write_last(name, values)
+                super()._write_last(name, values, connection)
             else:
                 messages.end_with(connection, self._statements[name], values)
         except DatabaseError as error:
@@ -195,6 +193,12 @@ class PostgreSQLStore(Store):
                 "begin there. Set pool_mode = transaction."
             ) from error
         super().explain(error)
+
+    def is_open(self, connection: BaseDatabaseWrapper) -> bool:
+        if connection.needs_rollback or connection.closed_in_transaction:
+            return False
+        pgconn = getattr(connection.connection, "pgconn", None)  # psycopg2 has no `pgconn`
+        return pgconn is not None and bool(pgconn.transaction_status == IN_TRANSACTION)
 
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         # If the view has sent COMMIT, its claim is in the table, and `complete` can still store the response there.
@@ -335,7 +339,7 @@ class CitusStore(PostgreSQLStore):
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
-    def claim(self, request: ClaimRequest) -> ClaimOutcome:
+    def claim(self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None) -> ClaimOutcome:
         # Messages with several statements would save little, because Citus spends most of the time on communication
         # between its nodes.
         return Store.claim(self, request)

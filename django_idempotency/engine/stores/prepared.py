@@ -73,12 +73,6 @@ class State(NamedTuple):
     name: str
     calls: Mapping[bytes, int] | None = None
 
-    def after(self, call: bytes) -> State:
-        """Return the state after an execution of this prepared statement."""
-        if self.calls is None or (called := self.calls.get(call, 0)) == PLANNED:
-            return self
-        return State(self.name, {**self.calls, call: called + 1})
-
 
 BY_CURSOR, NEW, TEXT, USED, PREPARED = (
     *(State(name) for name in ("by cursor", "new", "text", "used")),
@@ -120,10 +114,10 @@ class Statement:
         self._placeholders = [name.encode() for name in names]
         self._text = PARAMETER.sub(r"%(\1)b", self.text).encode()
         self.preparation = f"PREPARE {name} AS {_prepared(text)}; ".encode()
-        self.call = f"EXECUTE {name}(".encode()
+        self._call = f"EXECUTE {name}(".encode()
 
-    def filled(self, raw: Any, state: State, values: Values) -> bytes:
-        """Return what to send on a connection in this state, with the values as literals."""
+    def filled(self, raw: Any, state: State, values: Values) -> tuple[bytes, State]:
+        """Return what to send on a connection in this state, with the values as literals, and the state after it."""
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
         for value in self._in_order(values):
             if value is None:
@@ -139,7 +133,11 @@ class Statement:
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literal = escape(text.encode())
             literals.append(literal)
-        if state.calls is not None:
-            literals.append(SEQSCAN_OFF if state.calls.get(self.call, 0) < PLANNED else PLANNED_ALREADY)
-            return self.call + b", ".join(literals)
-        return self._text % dict(zip(self._placeholders, literals, strict=True))
+        if (calls := state.calls) is None:
+            return self._text % dict(zip(self._placeholders, literals, strict=True)), state
+        if (called := calls.get(self._call, 0)) == PLANNED:
+            literals.append(PLANNED_ALREADY)
+        else:
+            literals.append(SEQSCAN_OFF)
+            state = State(state.name, {**calls, self._call: called + 1})
+        return self._call + b", ".join(literals), state

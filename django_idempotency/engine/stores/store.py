@@ -114,6 +114,13 @@ class Store(ABC):
         """Whether the current transaction can no longer be committed."""
         return connection.get_rollback() or connection.closed_in_transaction
 
+    def is_open(self, connection: BaseDatabaseWrapper) -> bool:
+        """Whether one look shows that the claim's transaction is open and can be committed.
+
+        If not, `has_ended` and `is_broken` tell what has become of it.
+        """
+        return False
+
     def has_ended(self, connection: BaseDatabaseWrapper, claimed: Claimed) -> bool:
         """Whether this claim's transaction has ended without Django noticing.
 
@@ -152,10 +159,13 @@ class Store(ABC):
 
     # --- public methods
 
-    def claim(self, request: ClaimRequest) -> ClaimOutcome:
+    def claim(self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None) -> ClaimOutcome:
         """Claim the key, or return the reason why it can't be claimed.
 
         This must be the first statement of its transaction.
+
+        Args:
+            connection: this thread's connection, for a caller that has it at hand.
         """
         try:
             # Try twice, in case another transaction has changed or deleted the row in the meantime.
@@ -179,7 +189,7 @@ class Store(ABC):
         *,
         ttl: float | None = None,
         resource: Resource | None = None,
-        last: bool = False,
+        last: BaseDatabaseWrapper | None = None,
         settled: bool = False,
     ) -> None:
         """Store the response in the claim's row.
@@ -187,8 +197,8 @@ class Store(ABC):
         Args:
             ttl: how many seconds to keep the response from now on. None keeps the expiry time that the claim set.
             resource: the type and id that the operation is about. None keeps what is stored.
-            last: whether this is the last statement of the caller's `atomic()` block. A store may then send COMMIT
-                along with it, so errors from COMMIT may be raised here. Only allowed without `ttl`.
+            last: the connection, if this is the last statement of the caller's `atomic()` block. A store may then send
+                COMMIT along with it, so errors from COMMIT may be raised here. Only allowed without `ttl`.
             settled: whether to require that all of the key's steps have results. Only allowed with `ttl`.
 
         Raises:
@@ -205,9 +215,12 @@ class Store(ABC):
             "resource_type": type_,
             "resource_id": id_,
         }
-        write = self._write_last if last else self._write
-        kept = "complete_settled" if settled else "complete_and_keep"
-        write("complete" if ttl is None else kept, values)
+        if last is not None:
+            self._write_last("complete", values, last)
+        elif ttl is None:
+            self._write("complete", values)
+        else:
+            self._write("complete_settled" if settled else "complete_and_keep", values)
 
     def release(self, claimed: Claimed) -> None:
         """Delete this claim's row, so that the next request with this key counts as new.
@@ -217,7 +230,7 @@ class Store(ABC):
         Raises:
             ClaimLost: the row no longer belongs to the claim.
         """
-        self._write_last("release", values_of_claim(claimed))
+        self._write_last("release", values_of_claim(claimed), self.connection)
 
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
@@ -300,7 +313,7 @@ class Store(ABC):
         if self._execute(getattr(self._sql, name), values) != 1:
             raise claim_lost()
 
-    def _write_last(self, name: str, values: Values) -> None:
+    def _write_last(self, name: str, values: Values, connection: BaseDatabaseWrapper) -> None:
         """Do the same as `_write`, except that a subclass may send COMMIT along with the statement."""
         self._write(name, values)
 
