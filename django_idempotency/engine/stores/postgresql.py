@@ -127,7 +127,7 @@ class PostgreSQLStore(Store):
             claimed = new_claim(int(row_id), request)
             return claimed if request.late is None else self._unless(request.late, claimed, result.get_value(0, 1))
         facts, body = result.get_value(0, 1), result.get_value(0, 2)
-        return messages.end_while(connection, lambda: _known(facts, body and body.decode(), request))
+        return messages.end_while(connection, lambda: _known(facts.decode(), body and body.decode(), request))
 
     def _write_last(self, name: str, values: Values, connection: BaseDatabaseWrapper) -> None:
         try:

@@ -43,10 +43,7 @@ COLUMNS = (
     *("status_code", "headers", "resource_type", "resource_id", "body"),
 )
 """What a query reads from a row. The body comes last, because it can't be part of the JSON."""
-
-
-BYTES, TRUTHS = ("fingerprint", "body"), ("expired", "lapsed", "unleased")
-"""Columns that different drivers return as different types."""
+STATUSES = {status.value: status for status in Status}
 
 
 class Queries:
@@ -168,23 +165,39 @@ class Queries:
 
 def as_stored_key(values: Any) -> StoredKey:
     """Convert a row that was read with the SQL of `Queries.stored_key`."""
-    row = dict(zip(COLUMNS, values, strict=True))
-    if not isinstance(row["status"], str):
+    id_, scope, operation, key, fingerprint, status, attempt, *others = values
+    expired, lapsed, unleased, lease_left, status_code, headers, type_, of, body = others
+    if not isinstance(status, str):
         # The row can be compared with the request only if the driver returns text as a `str`.
         raise IdempotencyConfigurationError(
-            f"the database returns text as {row['status']!r}, not as a str. Set client_encoding to UTF8 on this "
-            "connection."
+            f"the database returns text as {status!r}, not as a str. Set client_encoding to UTF8 on this connection."
         )
-    for name in BYTES:
-        if (value := row[name]) is not None:
-            # A driver returns bytes or a memoryview; JSON contains hexadecimal digits.
-            row[name] = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
-    for name in TRUTHS:
-        row[name] = bool(row[name])
-    row["status"] = Status(row["status"])
-    row["lease_left"] = float(row["lease_left"] or 0)
-    type_, id_ = row.pop("resource_type"), row.pop("resource_id")
-    return StoredKey(**row, resource=None if id_ is None else (type_, id_), response=unseal_response)
+    return StoredKey(
+        id=id_,
+        scope=scope,
+        operation=operation,
+        key=key,
+        fingerprint=_bytes(fingerprint),
+        status=STATUSES[status],
+        attempt=attempt,
+        # Drivers return truths as numbers, too.
+        expired=bool(expired),
+        lapsed=bool(lapsed),
+        unleased=bool(unleased),
+        lease_left=float(lease_left or 0),
+        status_code=status_code,
+        headers=headers,
+        body=_bytes(body),
+        resource=None if of is None else (type_, of),
+        response=unseal_response,
+    )
+
+
+def _bytes(value: Any) -> bytes | None:
+    """Return what a driver returns as bytes or a memoryview, and JSON as hexadecimal digits."""
+    if value is None:
+        return None
+    return bytes.fromhex(value) if isinstance(value, str) else bytes(value)
 
 
 def values_of(request: ClaimRequest) -> Values:
