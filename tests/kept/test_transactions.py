@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from threading import Event
 from types import ModuleType
 from typing import Any
 
 import pytest
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, override_settings
@@ -317,3 +318,19 @@ def test_a_task_beside_the_work_is_not_in_its_transaction() -> None:
 
     async_to_sync(client)()
     assert Order.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_in_a_savepoint_is_forgotten_with_the_commit() -> None:
+    """Otherwise, Django would ask the connection at the end of the request whether it works."""
+
+    def work() -> None:
+        with suppress(DatabaseError), transaction.atomic():
+            Order.objects.raw("SELECT id FROM nowhere")[0]
+        assert connection.errors_occurred
+        transaction.on_commit(lambda: done.append(1))
+
+    done: list[int] = []
+    run_once(work, scope="s", key="k", operation="o")
+    assert done == [1]
+    assert not connection.errors_occurred

@@ -25,7 +25,7 @@ PLACES = {
     "django.db.backends.base.base": [
         *("atomic_blocks", "closed_in_transaction", "commit_on_exit", "in_atomic_block", "needs_rollback"),
         *("run_commit_hooks_on_set_autocommit_on", "run_on_commit", "savepoint_ids", "_cursor", "_prepare_cursor"),
-        "_thread_sharing_lock",
+        *("_thread_sharing_lock", "errors_occurred"),
     ],
     "django.db.backends.utils": ["_execute", "_execute_with_wrappers"],
     "django.db.transaction": ["_from_testcase", "_non_atomic_requests"],

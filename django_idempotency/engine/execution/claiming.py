@@ -73,7 +73,7 @@ def has_begun(connection: Any) -> bool:
 
 
 def claim_or_wait(
-    store: Store, request: ClaimRequest, claim: Callable[[], ClaimOutcome], *, alone: bool = True
+    store: Store, request: ClaimRequest, claim: Callable[[], ClaimOutcome], *, alone: bool = True, waits: bool = True
 ) -> ClaimOutcome:
     """Claim the key, or wait up to `request.wait` seconds for the worker that holds it.
 
@@ -84,14 +84,12 @@ def claim_or_wait(
     Args:
         alone: whether the caller had no open transaction before the claim. After an error, the connection may be
             closed, and the caller's transaction lost with it.
+        waits: False claims it once.
     """
-    if not (request.wait and alone):
-        return _claimed(store, request, claim, alone)
-    # The wait includes the first claim, which MySQL may delay under some isolation levels.
-    return waited_for(partial(_claimed, store, request, claim, alone), time.monotonic() + request.wait)
-
-
-def _claimed(store: Store, request: ClaimRequest, claim: Callable[[], ClaimOutcome], alone: bool) -> ClaimOutcome:
+    if waits and alone and request.wait:
+        # The wait includes the first claim, which MySQL may delay under some isolation levels.
+        end = time.monotonic() + request.wait
+        return waited_for(partial(claim_or_wait, store, request, claim, alone=alone, waits=False), end)
     for _ in range(2):
         try:
             return claim()

@@ -48,9 +48,11 @@ def without_held_locks(connection: Any) -> None:
 
     Otherwise, every later query would wait for them forever.
     """
-    replace_held_lock(connection)
-    if is_stuck(connection):
-        close_stuck(connection)
+    lock = getattr(connection.connection, "lock", None)
+    if connection._thread_sharing_lock.locked() or (lock is not None and lock.locked()):
+        replace_held_lock(connection)
+        if is_stuck(connection):
+            close_stuck(connection)
 
 
 def forget_blocks(connection: Any) -> None:

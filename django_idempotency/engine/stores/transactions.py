@@ -20,7 +20,7 @@ still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from django.db import Error, connections, transaction
 
@@ -44,32 +44,6 @@ IDLE: dict[str, Callable[[Any], bool]] = {
 statement is committed by itself. None of them sends a query."""
 
 
-class Before(NamedTuple):
-    """What a connection was like before a transaction began."""
-
-    raw: Any
-    blocks: tuple[Any, ...]
-    savepoints: tuple[str | None, ...]
-    in_atomic_block: bool
-    autocommit: bool
-    runs_callbacks: bool
-    idle: bool
-
-    @classmethod
-    def of(cls, connection: Any) -> Before:
-        raw = connection.connection
-        return cls(
-            raw,
-            tuple(connection.atomic_blocks),
-            tuple(connection.savepoint_ids),
-            connection.in_atomic_block,
-            # Django knows the connection's autocommit only once it is connected.
-            connection.settings_dict["AUTOCOMMIT"] if raw is None else connection.autocommit,
-            connection.run_commit_hooks_on_set_autocommit_on,
-            raw is None or connection.in_atomic_block or IDLE[connection.vendor](raw),
-        )
-
-
 class Transaction:
     """A transaction of ours. Inside the caller's transaction, or with autocommit off, it is a savepoint.
 
@@ -77,38 +51,46 @@ class Transaction:
 
     Attributes:
         connection: this thread's connection.
-        before: its description from before the transaction began.
         is_outermost: whether this is a separate transaction, not a savepoint.
+        is_in_a_test: whether only a `TestCase` surrounds this transaction.
+        is_alone: whether this is a separate transaction. A `TestCase`'s transaction does not count.
         block: the `atomic()` block, from just before it begins until after it has ended.
+        raw_before, in_block_before: the driver's connection, and whether a block of the caller's was open, before the
+            transaction began.
+        blocks_before, savepoints_before: how many entries Django's stacks had.
+        callbacks_before: Django's flag, which `commit()` sets.
+        idle_before: whether the driver had no transaction that Django didn't know about.
     """
 
-    __slots__ = ("before", "block", "connection", "is_outermost")
+    __slots__ = (
+        *("block", "connection", "is_alone", "is_in_a_test", "is_outermost"),
+        *("blocks_before", "callbacks_before", "idle_before", "in_block_before", "raw_before", "savepoints_before"),
+    )
 
     def __init__(self, connection: Any) -> None:
         without_held_locks(connection)
         self.connection = connection
-        self.before = Before.of(connection)
-        self.is_outermost = self.before.autocommit and not self.before.in_atomic_block
         self.block: Any = None
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether this is a separate transaction. A `TestCase`'s transaction does not count."""
-        return self.is_outermost or self.is_in_a_test()
-
-    def is_in_a_test(self) -> bool:
-        """Whether only a `TestCase` surrounds this transaction."""
-        return bool(self.before.blocks and self.before.blocks[-1]._from_testcase)
+        self.raw_before = raw = connection.connection
+        self.in_block_before = inside = connection.in_atomic_block
+        self.blocks_before = len(blocks := connection.atomic_blocks)
+        self.savepoints_before = len(connection.savepoint_ids)
+        self.callbacks_before = connection.run_commit_hooks_on_set_autocommit_on
+        self.idle_before = raw is None or inside or IDLE[connection.vendor](raw)
+        # Django knows the connection's autocommit only once it is connected.
+        autocommit = connection.settings_dict["AUTOCOMMIT"] if raw is None else connection.autocommit
+        self.is_outermost = autocommit and not inside
+        self.is_in_a_test = bool(blocks and blocks[-1]._from_testcase)
+        self.is_alone = self.is_outermost or self.is_in_a_test
 
     def refuse_if_torn(self) -> None:
         """Raise `TransactionBroken` if the work caught an exception that had interrupted an inner block.
 
         Django would then take the end of this transaction for the end of that block.
         """
-        blocks, before = self.connection.atomic_blocks, self.before
-        savepoints = len(before.savepoints) + (not self.is_outermost)
+        blocks, savepoints = self.connection.atomic_blocks, self.savepoints_before + (not self.is_outermost)
         if (
-            len(blocks) == len(before.blocks) + 1
+            len(blocks) == self.blocks_before + 1
             and blocks[-1] is self.block
             and len(self.connection.savepoint_ids) == savepoints
         ):
@@ -147,7 +129,10 @@ class Transaction:
             self.roll_back()
         elif self.is_outermost:
             forget_blocks(connection)
-            connection.commit()
+            if (pgconn := getattr(connection.connection, "pgconn", None)) is None or pgconn.transaction_status:
+                connection.commit()
+            else:  # a message has ended the transaction, so only what Django notes after a COMMIT is left
+                connection.errors_occurred, connection.run_commit_hooks_on_set_autocommit_on = False, True
             connection.set_autocommit(True)
         else:
             self.block.__exit__(None, None, None)
@@ -169,7 +154,7 @@ class Transaction:
             # If the transaction was committed, its remaining callbacks are lost, as after one that raises. They must
             # not run with another transaction.
             connection.run_on_commit = []
-            connection.run_commit_hooks_on_set_autocommit_on = self.before.runs_callbacks
+            connection.run_commit_hooks_on_set_autocommit_on = self.callbacks_before
         self.block = None
 
     def give_up(self) -> None:
@@ -183,13 +168,13 @@ class Transaction:
 
     def _is_over(self) -> bool:
         """Whether the connection is in its state from before."""
-        connection, before = self.connection, self.before
+        connection = self.connection
         if not self.is_outermost:
             return (
                 self.block is None
-                and connection.in_atomic_block == before.in_atomic_block
-                and len(connection.atomic_blocks) == len(before.blocks)
-                and len(connection.savepoint_ids) == len(before.savepoints)
+                and connection.in_atomic_block == self.in_block_before
+                and len(connection.atomic_blocks) == self.blocks_before
+                and len(connection.savepoint_ids) == self.savepoints_before
             )
         if connection.in_atomic_block or connection.atomic_blocks or connection.savepoint_ids:
             return False
@@ -197,7 +182,7 @@ class Transaction:
         if raw is None:
             return True
         # If the caller has sent a raw BEGIN, ours fails, and the caller's transaction stays open.
-        idle = IDLE[connection.vendor](raw) or not before.idle
+        idle = IDLE[connection.vendor](raw) or not self.idle_before
         return bool(connection.autocommit and not connection.needs_rollback and idle)
 
     def _roll_back_all(self) -> None:
@@ -213,13 +198,13 @@ class Transaction:
             give_up(connection)
 
     def _roll_back_savepoint(self) -> None:
-        connection, before = self.connection, self.before
+        connection = self.connection
         blocks, savepoints = connection.atomic_blocks, connection.savepoint_ids
-        own = savepoints[len(before.savepoints) :]  # Django adds one as a block begins, or None
+        own = savepoints[self.savepoints_before :]  # Django adds one as a block begins, or None
         savepoint = own[0] if own and self.block is not None else None
-        del blocks[len(before.blocks) :], savepoints[len(before.savepoints) :]
-        lost = connection.connection is not before.raw or connection.closed_in_transaction or is_stuck(connection)
-        if not (own or lost) and self.is_in_a_test():
+        del blocks[self.blocks_before :], savepoints[self.savepoints_before :]
+        lost = connection.connection is not self.raw_before or connection.closed_in_transaction or is_stuck(connection)
+        if not (own or lost) and self.is_in_a_test:
             return  # the block has not begun, and the test, which rolls back anyway, must be able to go on
         if savepoint is None or lost:
             self._doom()
@@ -231,18 +216,18 @@ class Transaction:
         except Error:
             self._doom()
         else:
-            connection.in_atomic_block = before.in_atomic_block
+            connection.in_atomic_block = self.in_block_before
 
     def _doom(self) -> None:
         """Make sure that the caller can't commit its transaction, which may contain half of ours."""
-        connection, before = self.connection, self.before
+        connection = self.connection
         replace_held_lock(connection)
-        del connection.atomic_blocks[len(before.blocks) :], connection.savepoint_ids[len(before.savepoints) :]
-        connection.in_atomic_block = before.in_atomic_block
+        del connection.atomic_blocks[self.blocks_before :], connection.savepoint_ids[self.savepoints_before :]
+        connection.in_atomic_block = self.in_block_before
         connection.needs_rollback = True
         if is_stuck(connection):
             close_stuck(connection)
-        elif not before.in_atomic_block:  # autocommit is off, and no block of the caller's will roll back
+        elif not self.in_block_before:  # autocommit is off, and no block of the caller's will roll back
             try:
                 connection.rollback()
             except Error:
@@ -263,7 +248,7 @@ def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
     if alias is None:
         return work()
     own = Transaction(connections[alias])
-    if how.get("durable") and own.before.blocks and not own.is_in_a_test():
+    if how.get("durable") and own.blocks_before and not own.is_in_a_test:
         # Django would notice this only while it enters the block.
         raise RuntimeError("A durable atomic block cannot be nested within another atomic block.")
 
