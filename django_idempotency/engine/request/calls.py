@@ -61,7 +61,8 @@ class Call:
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
         """Use the response to decide what happens to the view's writes and to the key."""
-        refuse_stream(response, self.options)
+        if response.streaming:
+            refuse_stream(response, self.options)
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:

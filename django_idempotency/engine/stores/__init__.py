@@ -42,7 +42,7 @@ def store_for(alias: str) -> Store:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.
     """
     store = _store(alias)
-    without_held_locks(store.connection)
+    without_held_locks(connections[alias])
     return store
 
 

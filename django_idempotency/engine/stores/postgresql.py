@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -127,7 +127,7 @@ class PostgreSQLStore(Store):
             claimed = new_claim(int(row_id), request)
             return claimed if request.late is None else self._unless(request.late, claimed, result.get_value(0, 1))
         facts, body = result.get_value(0, 1), result.get_value(0, 2)
-        return messages.end_while(connection, lambda: _known(facts.decode(), body and body.decode(), request))
+        return messages.end_while(connection, partial(_known, facts.decode(), body and body.decode(), request))
 
     def _write_last(self, name: str, values: Values, connection: BaseDatabaseWrapper) -> None:
         try:

@@ -134,12 +134,12 @@ class TestClaimsThatFail:
         claim, claims = store_for("default").claim, list[Any]()
 
         def fail(times: int) -> list[Any]:
-            def claiming(claim_request: Any) -> Any:
+            def claiming(claim_request: Any, at_hand: Any = None) -> Any:
                 claims.append(claim_request)
                 if len(claims) <= times:
                     with connection.cursor() as cursor:
                         cursor.execute(f"DO $$ BEGIN RAISE EXCEPTION SQLSTATE '{request.param}'; END $$")
-                return claim(claim_request)
+                return claim(claim_request, at_hand)
 
             monkeypatch.setattr(store_for("default"), "claim", claiming)
             return claims

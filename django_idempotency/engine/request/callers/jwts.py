@@ -10,6 +10,7 @@ import json
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from itertools import repeat
 from time import time
 from typing import Any
 
@@ -31,6 +32,8 @@ RENEWED = frozenset(
 )
 """Claims that may be different in a renewed token of the same caller. Keys are found by all other claims, so this set
 never changes."""
+CLAIMS = ".e"
+"""What stands before the claims of each JWT: a JSON object in Base64 begins with "e"."""
 COOKIE = "HTTP_COOKIE"
 SILENT = frozenset({COOKIE, "HTTP_REFERER"})
 """Headers that carry no credential of their own. Cookies are read one by one."""
@@ -106,10 +109,12 @@ def claims_of(token: Any) -> Mapping[str, Any] | None:
 
 def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
     """Yield the claims of each JWT in a text, whatever surrounds it. Signatures are not checked."""
+    if CLAIMS not in text:
+        return
     for separator in ',;"':
         text = text.replace(separator, " ")
     for piece in text.split():
-        # A JWT consists of a header, the claims and a signature. A JSON object in Base64 begins with "e".
+        # A JWT consists of a header, the claims and a signature.
         for segment in piece.split(".")[1:-1]:
             if segment.startswith("e") and isinstance(claims := _decoded(segment), Mapping):
                 yield claims
@@ -134,10 +139,13 @@ def _sent(request: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     Which header or cookie the project's code reads isn't known, so all of them count.
     """
     for name, value in request.META.items():
-        if name.startswith("HTTP_") and name not in SILENT and isinstance(value, str) and "." in value:
-            yield from ((name, claims) for claims in tokens_in(value))
-    yield from ((COOKIE, claims) for value in request.COOKIES.values() for claims in tokens_in(value))
-    yield from ((ACCESS_TOKEN, claims) for claims in tokens_in(access_token(request)))
+        if isinstance(value, str) and CLAIMS in value and name.startswith("HTTP_") and name not in SILENT:
+            yield from zip(repeat(name), tokens_in(value))
+    for value in request.COOKIES.values():
+        if CLAIMS in value:
+            yield from zip(repeat(COOKIE), tokens_in(value))
+    if CLAIMS in (token := access_token(request)):
+        yield from zip(repeat(ACCESS_TOKEN), tokens_in(token))
 
 
 def _client(claims: Mapping[str, Any]) -> str | None:

@@ -77,7 +77,7 @@ def scope_text(verified: Verified, claimed: str | None) -> str:
     """
     account = verified.account or str(verified.client)
     client = verified.client if verified.account else None
-    added = "+".join(part for part in (client, verified.issuer, claimed) if part is not None)
+    added = "+".join(filter(None, (client, verified.issuer, claimed)))
     if not added:
         return account
     prefix = acting_for(account)
