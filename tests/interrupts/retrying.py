@@ -43,11 +43,12 @@ class Retrying:
 
     def __init__(self, client: httpx.Client, path: str) -> None:
         self.client, self.path, self.key = client, path, str(uuid4())
-        self.failures = 0
+        self.failures = self.attempts = 0
         self.heard = "nothing"
         """The last answer, or why there was none."""
 
     def send(self, **headers: str) -> httpx.Response:
+        self.attempts += 1
         always = {"Idempotency-Key": self.key, "X-Reference": self.key}
         return self.client.post(self.path, json={"a": 1}, headers={**always, **headers})
 

@@ -65,7 +65,7 @@ def send(url: str, key: str, **headers: str) -> httpx.Response | None:
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey", "dynalite"])
-def test_duplicates_at_once_have_one_effect(broker: Any, kind: str) -> None:
+def test_duplicates_at_once_have_one_effect(broker: Any, kind: str, record_property: Any) -> None:
     """50 on 4 processes, in each round: one runs, and the others get a conflict or its response.
 
     dynalite is an emulator: on a busy machine it can take longer than the client waits, which is a 503.
@@ -90,6 +90,7 @@ def test_duplicates_at_once_have_one_effect(broker: Any, kind: str) -> None:
             assert {one.content for one in answers if one is not None and one.status_code == 201} == {
                 f"{key} was published as 1".encode()
             }
+    record_property("counted", {"requests": ROUNDS, "attempts": ROUNDS * DUPLICATES})
 
 
 def test_a_killed_worker_repeats_its_effect(broker: Any) -> None:

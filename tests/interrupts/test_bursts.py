@@ -64,7 +64,7 @@ def serving(way: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [50, 200])
-def test_each_burst_makes_one_order(plan: random.Random, size: int, way: str) -> None:
+def test_each_burst_makes_one_order(plan: random.Random, size: int, way: str, record_property: Any) -> None:
     """One runs; each other gets its answer or is told to come back; nothing is stuck."""
 
     async def burst(client: httpx.AsyncClient) -> None:
@@ -91,6 +91,7 @@ def test_each_burst_makes_one_order(plan: random.Random, size: int, way: str) ->
         asyncio.run(bursts(url))
     assert Order.objects.count() == OPERATIONS
     assert Counter(IdempotencyKey.objects.values_list("status", flat=True)) == {"completed": OPERATIONS}
+    record_property("counted", {"requests": OPERATIONS, "attempts": OPERATIONS * size})
 
 
 @pytest.fixture

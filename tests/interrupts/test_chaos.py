@@ -151,7 +151,7 @@ def recovering(client: httpx.Client, *, killed: bool = False) -> Iterator[None]:
         thread.join()
 
 
-def test_workers_killed_at_random() -> None:
+def test_workers_killed_at_random(record_property: Any) -> None:
     """At any boundary of any mode. Clients of /settled do not come back before the recovery has settled their keys."""
     chance = random.Random(SEED)
     with everything() as (client, gateway, old_gateway):
@@ -178,6 +178,12 @@ def test_workers_killed_at_random() -> None:
         for retrying in done:
             finish(retrying, old_gateway)
         assert_once([*probes, *done], gateway, old_gateway)
+        record_property("counted", figures([*probes, *done], {"workers killed": KILLS}))
+
+
+def figures(done: list[Retrying], faults: dict[str, int]) -> dict[str, int]:
+    """For the end of the output."""
+    return {"requests": len(done), "attempts": sum(one.attempts for one in done), **faults}
 
 
 class Progress:
@@ -201,8 +207,8 @@ class Progress:
         return not self.over
 
 
-def run_under(trouble: Callable[[Progress], None], *paths: str, **environment: str) -> int:
-    """Send all requests while `trouble` goes on; returns how many attempts have failed."""
+def run_under(trouble: Callable[[Progress], None], *paths: str, **environment: str) -> list[Retrying]:
+    """Send all requests while `trouble` goes on."""
     chance = random.Random(SEED)
     progress = Progress()
     with everything(**environment) as (client, gateway, old_gateway):
@@ -224,6 +230,11 @@ def run_under(trouble: Callable[[Progress], None], *paths: str, **environment: s
             troublemaker.join()
         connection.close()
         assert_once(done, gateway, old_gateway)
+    return done
+
+
+def failures(done: list[Retrying]) -> int:
+    """How many attempts have failed."""
     return sum(retrying.failures for retrying in done)
 
 
@@ -238,35 +249,41 @@ ORDER BY random() LIMIT 1
 """
 
 
-def cut_one() -> None:
-    """End the connection of a worker that is at work."""
+def cut_one() -> bool:
+    """End the connection of a worker that is at work, if there is one."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(CUT)
-            return
+            return bool(cursor.fetchall())
         if at_work := mysql_sessions(at_work=True):
             with suppress(OperationalError):  # it has ended by itself
                 cursor.execute("KILL %s", [random.choice(at_work)])
+                return True
+    return False
 
 
-def test_connections_cut_at_random() -> None:
+def test_connections_cut_at_random(record_property: Any) -> None:
     """Some of them in COMMIT, when nobody knows what became of it: the retry finds out."""
+    cuts = 0
 
     def cut(progress: Progress) -> None:
+        nonlocal cuts
         chance, moment = random.Random(SEED), threading.Event()
         for number in range(CUTS * REQUESTS):
             moment.wait(chance.uniform(0, 0.02))  # anywhere in a request
             if number % CUTS == 0 and number and not progress.after(1):
                 break
-            cut_one()
+            cuts += cut_one()
         connection.close()  # of this thread
 
-    assert run_under(cut, *PATHS) > 0
+    done = run_under(cut, *PATHS)
+    assert failures(done) > 0
+    record_property("counted", figures(done, {"connections cut": cuts}))
 
 
 @EMBEDDED
 @ON_POSTGRESQL
-def test_the_database_restarted_at_random() -> None:
+def test_the_database_restarted_at_random(record_property: Any) -> None:
     """Crashed on the spot (SIGQUIT), recovered, and found as it was."""
     restarts = 0
 
@@ -280,8 +297,10 @@ def test_the_database_restarted_at_random() -> None:
     with connection.cursor() as cursor:
         cursor.execute("CHECKPOINT")  # else it would recover all that earlier tests have written, too
     connection.close()
-    assert run_under(crash, "/plain", "/retry") > 0
+    done = run_under(crash, "/plain", "/retry")
+    assert failures(done) > 0
     assert restarts > 0
+    record_property("counted", figures(done, {"crashes of the database": restarts}))
 
 
 @ON_POSTGRESQL
