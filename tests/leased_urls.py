@@ -6,10 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path
 
 from django_idempotency import Idempotency, get_operation, idempotent
+from tests.leases import Broken, breaks
 from tests.shopapp.models import Order
 
 LEASE = timedelta(minutes=2)
@@ -39,6 +41,14 @@ class Gateway:
 
 GATEWAY = Gateway()
 HOOKS: dict[str, Callable[..., Any]] = {}
+
+
+def leave_in_doubt(post: Callable[..., Any], path: str = "/pay/hold", **sent: Any) -> None:
+    """A charge takes effect, and its answer is lost."""
+    GATEWAY.after = breaks
+    with pytest.raises(Broken):
+        post(path, **sent)
+    GATEWAY.after = lambda: None
 
 
 def pay(request: HttpRequest) -> HttpResponse:

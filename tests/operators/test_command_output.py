@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.test import Client
 from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from tests.expired import make_leased
-from tests.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks
+from tests.leased_urls import HOOKS, leave_in_doubt
 from tests.servers import DEADLINE, server_environment
 from tests.views import answers
 
@@ -54,18 +54,14 @@ def test_recovery_reaches_the_keys_behind() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.urls("tests.leased_urls")
-def test_a_terminal_obeys_nothing_that_an_error_says(client: Client) -> None:
+def test_a_terminal_obeys_nothing_that_an_error_says(post: Callable[..., Any]) -> None:
     """Whichever its class is called. It is kept in the log in the same way, on one line."""
     evil_class: type[OSError] = type("declined\x1b]0;owned\x07\r\nall keys are recovered\u202e", (OSError,), {})
 
     def evil(*args: object) -> None:
         raise evil_class
 
-    GATEWAY.reset()
-    HOOKS.clear()
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        client.post("/pay/reconcile", headers={"Idempotency-Key": "k"})
+    leave_in_doubt(post, "/pay/reconcile")
     HOOKS["reconcile"] = evil
     out = io.StringIO()
     with pytest.raises(CommandError):

@@ -13,8 +13,7 @@ from django.http import HttpResponse
 from django_idempotency.management import base
 from tests.admin_pages import make_key
 from tests.expired import make_keys
-from tests.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks
+from tests.leased_urls import HOOKS, leave_in_doubt
 from tests.step_rows import add_step
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.leased_urls")]
@@ -74,13 +73,10 @@ def test_resolve() -> None:
     ]
 
 
-def test_recover(client: Any) -> None:
+def test_recover(post: Any) -> None:
     """Below the line of each key, also of one that is done now. An error begins a line of its own."""
-    GATEWAY.reset()
-    GATEWAY.after = breaks
     for key in ("a", "b"):
-        with pytest.raises(Broken):
-            client.post("/pay/reconcile", headers={"Idempotency-Key": key})
+        leave_in_doubt(post, "/pay/reconcile", key=key)
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=201) if operation.key == "a" else None
     out = Terminal()
     with pytest.raises(CommandError):

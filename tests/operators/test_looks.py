@@ -12,13 +12,14 @@ from django.http import HttpResponse
 from django_idempotency import NotResolvable, OutcomeUnknown
 from django_idempotency.engine.protocol.outcomes import Snapshot
 from django_idempotency.engine.stores.states import Clock
-from django_idempotency.maintenance import Asked, Recovered, recover_idempotency_keys
+from django_idempotency.maintenance import Recovered, recover_idempotency_keys
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome, release_for_retry
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
-from tests.leased_urls import GATEWAY, HOOKS
+from tests.leased_urls import GATEWAY, HOOKS, leave_in_doubt
 from tests.leases import Broken, breaks, row
+from tests.recovering import only, records, recover
 from tests.resolving import resolve
 from tests.shopapp.models import Order
 
@@ -31,33 +32,15 @@ def key() -> str:
     return "k"
 
 
-def recover() -> list[Asked]:
-    told: list[Asked] = []
-    recover_idempotency_keys(older_than=0, progress=told.append)
-    return told
-
-
-def outcome() -> str:
-    (asked,) = recover()
-    return asked.outcome
-
-
-def records(operation: Any) -> None:
-    """A `reconcile` that finds the charge in the books, and leaves the rest to the retry."""
-    operation.call("charge", lambda: {"charge": "found"})
-
-
 @pytest.fixture
 def unclear(post: Post) -> IdempotencyKey:
     """A charge in doubt that `reconcile` cannot settle, as a person sees it; then a recovery looks at it twice."""
-    GATEWAY.after, HOOKS["reconcile"] = breaks, lambda operation: None
-    with pytest.raises(Broken):
-        post("/pay/reconcile")
-    GATEWAY.after = lambda: None
+    HOOKS["reconcile"] = lambda operation: None
+    leave_in_doubt(post, "/pay/reconcile")
     IdempotencyKey.objects.update(attention_at=Clock(plus=-7200))
     seen = row()
     for _ in range(2):
-        assert outcome() == "left"
+        assert only().outcome == "left"
     assert row().attempt == seen.attempt + 2
     return seen
 
@@ -81,7 +64,7 @@ def test_a_lapsed_key_is_in_doubt_since_its_lease_ended() -> None:
     """A look turns it into a failed one, which is no change either."""
     create_key("k", status="abandoned", in_doubt=["charge"], operation="POST pay/reconcile", on_abandoned="hold")
     seen, HOOKS["reconcile"] = row(), lambda operation: None
-    assert outcome() == "left"
+    assert only().outcome == "left"
     assert (row().status, row().attention_at) == ("failed", seen.locked_until)
     release_for_retry(seen)
 
@@ -128,7 +111,7 @@ class TestItDoesNotKnowYet:
         """And no error is logged."""
         HOOKS["reconcile"] = self.not_yet
         before = row().attention_at
-        (asked,) = recover()
+        asked = only()
         assert asked.outcome == "left"
         assert asked.reason.startswith(
             "reconcile does not know yet (django_idempotency.exceptions.OutcomeUnknown: line "
@@ -136,7 +119,7 @@ class TestItDoesNotKnowYet:
         assert (row().status, row().attention_at, row().unknown) == ("failed", before, 1)
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
         HOOKS["reconcile"] = lambda operation: HttpResponse("settled")
-        assert outcome() == "completed"
+        assert only().outcome == "completed"
 
     def test_the_run_has_not_failed(self) -> None:
         """For cron, whose mail is read by a person."""
@@ -151,7 +134,7 @@ class TestItDoesNotKnowYet:
             self.not_yet(operation)
 
         HOOKS["reconcile"] = records_and_waits
-        (asked,) = recover()
+        asked = only()
         assert (asked.outcome, row().unknown) == ("left", 0)
         assert asked.reason.startswith("reconcile has recorded charge, and does not know yet (")
         assert [made.detail for made in decisions_of(row())] == [asked.reason]

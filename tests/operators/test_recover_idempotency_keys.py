@@ -12,20 +12,15 @@ from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 
 from django_idempotency.models import IdempotencyKey
-from tests.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks, row
+from tests.leased_urls import HOOKS, leave_in_doubt
+from tests.leases import breaks, row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.leased_urls")]
 
 
 @pytest.fixture(autouse=True)
-def _doubt(client: Any) -> None:
-    """A charge that took effect, and whose answer was lost."""
-    GATEWAY.reset()
-    HOOKS.clear()
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        client.post("/pay/reconcile", headers={"Idempotency-Key": "k"})
+def _doubt(post: Any) -> None:
+    leave_in_doubt(post, "/pay/reconcile", key="k")
 
 
 def run(*args: str, **options: Any) -> str:
@@ -104,10 +99,9 @@ def test_a_dry_run_says_what_would_be_asked() -> None:
     )
 
 
-def test_a_signal_ends_the_run_between_two_keys(client: Any) -> None:
+def test_a_signal_ends_the_run_between_two_keys(post: Any) -> None:
     """The key at hand is completed."""
-    with pytest.raises(Broken):
-        client.post("/pay/reconcile", headers={"Idempotency-Key": "k2"})
+    leave_in_doubt(post, "/pay/reconcile", key="k2")
 
     def stopped(operation: Any) -> HttpResponse:
         os.kill(os.getpid(), signal.SIGTERM)

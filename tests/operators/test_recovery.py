@@ -27,8 +27,9 @@ from django_idempotency.maintenance.resolution import close_with, release_for_re
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from django_idempotency.testing import create_key
 from tests.at_rest import NEW, OLD
-from tests.leased_urls import GATEWAY, HOOKS, reconciled
+from tests.leased_urls import GATEWAY, HOOKS, leave_in_doubt, reconciled
 from tests.leases import Broken, as_if_killed, breaks, row
+from tests.recovering import only, records, recover
 from tests.shopapp.models import Order
 from tests.step_rows import add_step
 from tests.unreachable import READ_ONLY, reached_by
@@ -45,25 +46,7 @@ def key() -> str:
 @pytest.fixture
 def doubt(post: Post) -> None:
     """A charge that took effect, and whose answer was lost."""
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/reconcile")
-    GATEWAY.after = lambda: None
-
-
-def records(operation: Any) -> None:
-    """A `reconcile` that finds the charge in the books, and leaves the rest to the retry."""
-    operation.call("charge", lambda: {"charge": "found"})
-
-
-def recover(**options: Any) -> tuple[Recovered, list[Asked]]:
-    told: list[Asked] = []
-    return recover_idempotency_keys(**{"older_than": 0, "progress": told.append, **options}), told
-
-
-def only(**options: Any) -> Asked:
-    (asked,) = recover(**options)[1]
-    return asked
+    leave_in_doubt(post, "/pay/reconcile")
 
 
 @pytest.mark.usefixtures("doubt")
@@ -85,10 +68,8 @@ def test_options_that_contradict_each_other_are_the_reason(settings: Any) -> Non
 
 def test_a_key_that_was_completed_meanwhile_and_cannot_be_decrypted_is_left(post: Post, settings: Any) -> None:
     """The next key is reached."""
-    GATEWAY.after = breaks
     for key in ("k1", "k2", "k3"):
-        with pytest.raises(Broken):
-            post("/pay/reconcile", key=key)
+        leave_in_doubt(post, "/pay/reconcile", key=key)
 
     def completes_another(operation: Any) -> None:
         for other in IdempotencyKey.objects.filter(key="k2").exclude(status="completed"):
@@ -276,10 +257,8 @@ class TestBounds:
 class TestWhatCannotBeAsked:
     def test_without_reconcile_they_are_one_count_an_operation(self, post: Post) -> None:
         """Ten thousand of them hold no run up: neither a query nor a line for each."""
-        GATEWAY.after = breaks
         for path, key in (("/pay", "k1"), ("/pay", "k2"), ("/pay/hold", "k3")):
-            with pytest.raises(Broken):
-                post(path, key=key)
+            leave_in_doubt(post, path, key=key)
         result, told = recover()
         assert (result.left, [(asked.operation, asked.keys) for asked in told]) == (
             3,

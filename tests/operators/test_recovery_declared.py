@@ -22,6 +22,7 @@ from django_idempotency.views import IdempotencyMixin
 from tests.at_rest import NEW, OLD
 from tests.heard import heard
 from tests.leased_urls import HOOKS
+from tests.recovering import only, recover
 from tests.views import answers, view_class
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.leased_urls")]
@@ -34,12 +35,6 @@ def must_not_run(operation: Any) -> None:
 
 def must_not_run_either(operation: Any) -> None:
     raise AssertionError
-
-
-def recover(**options: Any) -> list[Asked]:
-    told: list[Asked] = []
-    recover_idempotency_keys(older_than=0, progress=told.append, **options)
-    return told
 
 
 def two_views(operation: str) -> None:
@@ -69,7 +64,7 @@ def test_where_it_is_not_clear_how_no_reconcile_is_called(declare: Any, reason: 
     declare(operation)
     key = create_key(operation=operation, in_doubt=["charge"])
     told = Asked(reference="", operation=operation, outcome="left", reason=reason)
-    assert (recover(), str(told)) == ([told], f"1 key of {operation}: left, {reason}.")
+    assert (recover()[1], str(told)) == ([told], f"1 key of {operation}: left, {reason}.")
     assert can_be_asked(operation) is False
     alone = Asked(reference=key.reference, operation=operation, outcome="left", reason=reason)
     assert ask(key, by="ann", reason="T-1") == alone
@@ -88,7 +83,7 @@ def test_the_views_are_imported_first(settings: Any, tmp_path: Path, monkeypatch
     settings.ROOT_URLCONF = "urls_of_late_views"
     create_key(operation="late", in_doubt=["charge"])
     HOOKS["reconcile"] = lambda operation: HttpResponse()
-    assert [asked.outcome for asked in recover()] == ["completed"]
+    assert [asked.outcome for asked in recover()[1]] == ["completed"]
 
 
 def test_a_project_without_urls_can_recover(settings: Any) -> None:
@@ -96,7 +91,7 @@ def test_a_project_without_urls_can_recover(settings: Any) -> None:
     del settings.ROOT_URLCONF
     create_key(operation=PAY, in_doubt=["charge"])
     HOOKS["reconcile"] = lambda operation: HttpResponse()
-    assert [asked.outcome for asked in recover()] == ["completed"]
+    assert [asked.outcome for asked in recover()[1]] == ["completed"]
 
 
 def test_the_key_that_has_waited_longest_comes_first() -> None:
@@ -122,7 +117,7 @@ def test_a_trail_that_was_damaged_stays_as_it_is() -> None:
         create_key(key, operation=PAY, in_doubt=["charge"])
     IdempotencyKey.objects.filter(key="damaged").update(decisions="7", updated_at=timezone.now() - timedelta(hours=1))
     HOOKS["reconcile"] = lambda operation: HttpResponse()
-    assert [asked.outcome for asked in recover()] == ["completed", "completed"]
+    assert [asked.outcome for asked in recover()[1]] == ["completed", "completed"]
     assert IdempotencyKey.objects.get(key="damaged").decisions == "7"
 
 
@@ -139,7 +134,7 @@ def test_a_key_is_completed_under_its_own_identity(scope: str) -> None:
     row = create_key("k", scope=scope, operation=PAY, in_doubt=["charge"])
     HOOKS["reconcile"] = lambda operation: HttpResponse(status=201)
     with heard("completed") as events:
-        (asked,) = recover()
+        asked = only()
     assert (asked.outcome, IdempotencyKey.objects.get().status) == ("completed", "completed")
     (event,) = events
     about = event["identity"]
@@ -181,7 +176,7 @@ def test_all_that_it_has_recorded_is_named() -> None:
             operation.call(name, lambda: 1)
 
     HOOKS["reconcile"] = records
-    (asked,) = recover()
+    asked = only()
     assert asked.reason == "reconcile has recorded charge, refund, and has left the key to the next retry"
 
 
@@ -193,6 +188,6 @@ def test_an_encrypted_error_stays_the_last_error(settings: Any, found: str, erro
     IdempotencyKey.objects.update(last_error=seal(row, "last_error", "it timed out"))
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [found]}
     HOOKS["reconcile"] = lambda operation: None
-    assert [asked.outcome for asked in recover()] == ["left"]
+    assert [asked.outcome for asked in recover()[1]] == ["left"]
     row.refresh_from_db()
     assert error in (unseal(row, "last_error", row.last_error) or "")

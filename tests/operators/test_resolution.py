@@ -29,8 +29,8 @@ from django_idempotency.testing import create_key
 from tests.admin_pages import make_key
 from tests.at_rest import NEW, OLD
 from tests.expired import make_leased
-from tests.leased_urls import GATEWAY
-from tests.leases import Broken, as_if_killed, breaks, row
+from tests.leased_urls import GATEWAY, leave_in_doubt
+from tests.leases import as_if_killed, row
 from tests.shopapp.models import Order
 from tests.step_rows import add_step
 
@@ -43,12 +43,9 @@ CLOSED = Snapshot(status_code=200, headers=(("Content-Type", "text/plain"),), bo
 @pytest.fixture(params=["failed", "abandoned"])
 def in_doubt(request: pytest.FixtureRequest, post: Post) -> IdempotencyKey:
     """A held key whose charge may or may not have happened, because the call raised or its worker died."""
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold")
+    leave_in_doubt(post)
     if request.param == "abandoned":
         as_if_killed()
-    GATEWAY.after = lambda: None
     assert post("/pay/hold").status_code == 409
     IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
     return row()
@@ -146,10 +143,7 @@ def test_a_recorded_result_can_be_corrected_until_the_key_is_completed(
 def test_a_decision_needs_no_lost_encryption_key(post: Post, settings: Any, decision: int) -> None:
     """The error of the call and the trail stay as they are, and are readable when it is found."""
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [OLD]}
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold")
-    GATEWAY.after = lambda: None
+    leave_in_doubt(post)
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [NEW]}
     decisions(row())[decision]()
     actions = ["release", "record", "answer"][decision : decision + 1]

@@ -313,6 +313,8 @@ class TestRefusals:
         with pytest.raises(IdempotencyConfigurationError, match="Did you mean 'ttl'"):
             type("Wrong", (IdempotencyMixin, View), {"idempotency": {"tll": 1}})
         with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
+            type("Wrong", (IdempotencyMixin, View), {"idempotency_actions": {"post": {"ttl": 0}}})
+        with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
             Handlers.as_view(idempotency={"ttl": 0})
         with pytest.raises(IdempotencyConfigurationError, match="ttl=0"):
             Handlers.as_view(idempotency_actions={"post": {"ttl": 0}})

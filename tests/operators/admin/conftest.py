@@ -10,22 +10,13 @@ from django.test import Client
 
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import make_key, staff, step
-from tests.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks, row
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    GATEWAY.reset()
-    HOOKS.clear()
+from tests.leased_urls import leave_in_doubt
+from tests.leases import row
 
 
 @pytest.fixture
 def in_doubt(post: Callable[..., Any]) -> IdempotencyKey:
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold")
-    GATEWAY.after = lambda: None
+    leave_in_doubt(post)
     return row()
 
 

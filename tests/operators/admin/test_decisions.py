@@ -22,8 +22,8 @@ from django_idempotency.maintenance import needs_attention, release_for_retry
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.admin_pages import LIST, address, confirm, decide, detail, make_key, page_of, preview, send, staff, step
-from tests.leased_urls import GATEWAY
-from tests.leases import Broken, breaks, row
+from tests.leased_urls import GATEWAY, leave_in_doubt
+from tests.leases import row
 from tests.shopapp.models import Order
 from tests.step_rows import recount
 
@@ -253,10 +253,7 @@ def statuses() -> list[str]:
 
 
 def fail_in_doubt(post: Post, key: str) -> IdempotencyKey:
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/hold", key=key)
-    GATEWAY.after = lambda: None
+    leave_in_doubt(post, key=key)
     return IdempotencyKey.objects.get(key=key)
 
 

@@ -16,8 +16,8 @@ from django_idempotency import IdempotencyConfigurationError
 from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.models import IdempotencyKey
 from tests.admin_pages import address, decide, detail, make_key, staff
-from tests.leased_urls import GATEWAY, HOOKS
-from tests.leases import Broken, breaks, row
+from tests.leased_urls import HOOKS, leave_in_doubt
+from tests.leases import breaks, row
 from tests.step_rows import add_step
 
 Post = Callable[..., Any]
@@ -27,10 +27,7 @@ BUTTON = 'class="button" href="../reconcile/"'
 
 @pytest.fixture
 def doubt(post: Post) -> IdempotencyKey:
-    GATEWAY.after = breaks
-    with pytest.raises(Broken):
-        post("/pay/reconcile")
-    GATEWAY.after = lambda: None
+    leave_in_doubt(post, "/pay/reconcile")
     return row()
 
 
