@@ -16,11 +16,11 @@ from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.engine.protocol.digests import identify
-from django_idempotency.engine.request.observing import CONTINUED
 from django_idempotency.engine.stores import _store
 from django_idempotency.maintenance import needs_attention
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key
+from tests.heard import heard
 from tests.shopapp.models import Order
 from tests.unreachable import UNREACHABLE, reached_by
 
@@ -135,6 +135,28 @@ def test_our_own_trouble_is_not_the_clients(post: Post, caplog: pytest.LogCaptur
     assert logged(caplog) == ["Observing an idempotency key failed; the request goes on."] * 2
 
 
+def test_an_error_of_record_is_not_the_clients(rf: RequestFactory, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even of a query, which would break the caller's transaction on PostgreSQL."""
+
+    def record(response: HttpResponse) -> bool:
+        connection.cursor().execute("SELECT no_such_column")
+        return True
+
+    view = idempotent(observe=True, record=record, scope=lambda request: "s")(lambda request: HttpResponse("ran"))
+    with transaction.atomic():
+        assert view(rf.post("/", headers={"Idempotency-Key": "k"})).content == b"ran"
+        assert IdempotencyKey.objects.get().status == "in_progress"
+    assert logged(caplog) == ["Observing an idempotency key failed; the request goes on."]
+
+
+def test_each_request_is_reported_once_as_unprotected(post: Post) -> None:
+    """Whether it would have been replayed, refused or run: no other event is sent."""
+    with heard() as events:
+        for sent in ({}, {}, {"key": None}, {"key": '"unterminated'}):
+            post("/create", **sent)
+    assert [each["event"] for each in events] == ["unprotected"] * 4
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("new_process", [False, True])
 def test_a_database_that_cannot_be_reached_is_not_the_clients_trouble(rf: RequestFactory, new_process: bool) -> None:
@@ -188,16 +210,24 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-@pytest.mark.parametrize(("url", "using"), [("/create", "default"), ("/elsewhere", "other")])
+@pytest.mark.parametrize(
+    ("url", "using", "instead"),
+    [
+        ("/leased", "default", "continued after its stored steps"),
+        ("/create", "default", "refused with 409: The outcome for this Idempotency-Key is unknown"),
+        ("/elsewhere", "other", "refused with 409: The outcome for this Idempotency-Key is unknown"),
+    ],
+)
 @pytest.mark.parametrize("steps", [{"in_doubt": ["charge"], "on_abandoned": "hold"}, {"steps": {"charge": 1}}])
 def test_what_a_protected_request_left_unfinished_stays_so(
-    post: Post, key: str, caplog: pytest.LogCaptureFixture, steps: Any, url: str, using: str
+    post: Post, key: str, caplog: pytest.LogCaptureFixture, steps: Any, url: str, using: str, instead: str
 ) -> None:
-    """The view runs, and whoever looks for the charge still finds it."""
-    left = create_key(key, scope="anonymous", operation="POST create", using=using, **steps)
+    """The view runs, and whoever looks for the charge still finds it. In one transaction, it could not go on."""
+    operation = "POST leased" if url == "/leased" else "POST create"
+    left = create_key(key, scope="anonymous", operation=operation, using=using, **steps)
     assert post(url).status_code == 201
     assert needs_attention(using=using).get() == left
-    assert logged(caplog) == [f"Observed: POST create would have been {CONTINUED} (key {reference(key)})."]
+    assert logged(caplog) == [f"Observed: {operation} would have been {instead} (key {reference(key)})."]
     left.refresh_from_db()
     assert (left.attempt, left.policy) == (1, steps.get("on_abandoned", "retry-keyed"))
 

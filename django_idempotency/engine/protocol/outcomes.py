@@ -59,6 +59,7 @@ class ClaimRequest:
             together with its result.
         policy: the `on_abandoned` option, or None without a lease. It decides what happens to calls in doubt; the
             row stores it for people to see.
+        observes: whether the view runs in any case, and asks for no steps of earlier attempts.
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
         keys_last: seconds for which called services remember a derived key, for the "retry-keyed" policy.
         known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
@@ -74,6 +75,7 @@ class ClaimRequest:
     wait: float = 0
     lease: float | None = None
     policy: Literal["retry-keyed", "retry", "hold"] | None = None
+    observes: bool = False
     reconciles: bool = False
     keys_last: float = 0
     known_only: bool = False

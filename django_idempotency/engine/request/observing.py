@@ -3,8 +3,8 @@
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. Until then the view runs for every request,
 and the client gets its response unchanged. With ATOMIC_REQUESTS, the view runs in one transaction, as it would without
-the package. The key is claimed in a short transaction, and completed in another; if either fails, the error is logged,
-and never reaches the client.
+the package. The key is claimed in a short transaction, and completed in another. An error that the view has not raised
+is logged, and never reaches the client.
 """
 
 from __future__ import annotations
@@ -15,85 +15,103 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from django.db import transaction
 from django.http.response import HttpResponseBase
 
 from ..events import harmless, report_unprotected
+from ..execution.leased import Leased
+from ..execution.operation import Operation
+from ..execution.runners import Work
 from ..protocol.error_text import describe
-from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Refusal, Snapshot, Verdict
-from ..stores import Store, store_for
+from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Finished, InDoubt, Outcome, Snapshot, Verdict
+from ..stores import Store
 from ..stores.transactions import atomically
-from . import problems
-from .problems import Problem
-from .unprotected import identity_of, pass_through, safely
+from .problems import Problem, problem_of
+from .unprotected import identity_of, pass_through, safely, without_protection
 from .view_call import ViewCall
 
 T = TypeVar("T")
 OBSERVED_LEASE = 300.0
 """Seconds after which a dead worker's claim counts as abandoned, for views that are only observed."""
-CONTINUED = "continued after its stored steps"
 logger = logging.getLogger("django_idempotency")
 
 
 def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -> HttpResponseBase:
     """Run the view, and log what would have been replayed or refused if it were protected. See Note [Observing]."""
     report_unprotected(call.operation_name())
-    claim_request = safely(ask)
-    if not isinstance(claim_request, ClaimRequest):
-        _log(call, claim_request)
-        return pass_through(call, identity_of(call) if isinstance(claim_request, Problem) else None)
-    observing = replace(claim_request, lease=OBSERVED_LEASE, policy="retry")
-    store = safely(lambda: store_for(call.options.runner.alias()))
-    claim = None if store is None else _in_its_own(store, partial(_claim, store, observing))
-    if store is None or not isinstance(claim, Claimed):
-        _log(call, problems.problem_of(claim, call.options) if isinstance(claim, Refusal) else claim, claim_request)
-        return pass_through(call, claim_request.identity)
-    try:
-        response = pass_through(call, claim_request.identity)
-    except BaseException as error:
-        _in_its_own(store, partial(store.journal.fail, claim, claim_request, describe(error)))
-        raise
-    _in_its_own(store, partial(_settle, call, store, claim_request, claim, response))
-    return response
+    claim_request, view, identity = safely(ask), Observed(call), None
+    if isinstance(claim_request, ClaimRequest):
+        safely(partial(Observing(call.options).perform, claim_request, view))
+        identity = claim_request.identity
+    elif isinstance(claim_request, Problem):
+        _log(call.operation_name(), claim_request)
+        identity = safely(partial(identity_of, call))
+    return view.result() if view.has_run else pass_through(call, identity)
 
 
-def _claim(store: Store, claim_request: ClaimRequest) -> object:
-    """Claim the key, or return `CONTINUED` if the key has steps from a time when the view was protected.
+class Observed(Work[Any]):
+    """A view that runs without protection. What it raises is kept, because all other errors are the package's own."""
 
-    The view doesn't ask for these steps while it is only observed, and completing the key would hide what they did.
-    """
-    claim = store.claim(claim_request)
-    if isinstance(claim, Claimed) and claim.attempt > 1 and store.journal.has_steps(claim):
-        transaction.set_rollback(True, using=store.alias)
-        return CONTINUED
-    return claim
+    has_run = False
+    error: BaseException | None = None
 
+    def __init__(self, call: ViewCall) -> None:
+        self.call = call
 
-def _settle(call: ViewCall, store: Store, claim_request: ClaimRequest, claim: Claimed, response: Any) -> None:
-    if not isinstance(response, HttpResponseBase):  # Django Ninja builds the response to the client itself
-        response = call.adapter.response(call, response)
-    if call.options.verdict_on(response) is Verdict.KEEP:
+    def run(self, operation: Operation) -> Finished[Any]:
+        self.has_run = True
+        try:
+            self.returned: Any = without_protection(self.call, operation)
+        except BaseException as error:  # noqa: BLE001 (`result` raises it)
+            self.error = error
+            return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=describe(error))
+        return self.call.in_own_transaction(self._judged)
+
+    def _judged(self) -> Finished[Any]:
+        response = self.returned
+        if not isinstance(response, HttpResponseBase):  # Django Ninja builds the response to the client itself
+            response = self.call.adapter.response(self.call, response)
         # Observing must not render a response, so only its status can be stored.
         snapshot = Snapshot(status_code=response.status_code, headers=(), body=None)
-        store.complete(claim, snapshot, ttl=claim_request.ttl)
-    else:
-        store.journal.fail(claim, claim_request, f"The view answered {response.status_code}.")
+        reason = f"The view answered {response.status_code}."
+        return Finished(value=None, verdict=self.call.options.verdict_on(response), snapshot=snapshot, reason=reason)
+
+    def result(self) -> HttpResponseBase:
+        if self.error is not None:
+            raise self.error
+        return self.returned  # type: ignore[no-any-return]
 
 
-def _in_its_own(store: Store, work: Callable[[], T]) -> T | None:
-    """Run a function in its own transaction. If one is already open, use a savepoint so that errors cannot break it."""
-    return safely(partial(atomically, store.alias, work))
+class Observing(Leased):
+    """Claims a key and completes it, each in a transaction of its own, and logs what would have happened instead.
+
+    It is not registered, because an endpoint that is observed has the mode in which it will be protected.
+    """
+
+    def run(self, store: Store, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
+        observing = replace(request, lease=OBSERVED_LEASE, policy="retry", observes=True)
+        claim = atomically(store.alias, partial(store.claim, observing))
+        if not isinstance(claim, Claimed):
+            return claim
+        finished = work.run(self.options.runner.without_key(request.identity.operation, request.identity))
+        if finished.final is None:
+            atomically(store.alias, partial(store.journal.fail, claim, request, finished.reason))
+        else:
+            atomically(store.alias, partial(store.complete, claim, finished.final, ttl=request.ttl))
+        return finished
+
+    def report_end(self, outcome: Outcome[Any], request: ClaimRequest, alias: str | None) -> None:
+        if isinstance(outcome, Finished):
+            return
+        what: Problem | str = "replayed"
+        if isinstance(outcome, InDoubt) and self.options.runner.has_steps:
+            what = "continued after its stored steps"
+        elif not isinstance(outcome, Completed):
+            what = problem_of(outcome, self.options)
+        _log(request.identity.operation, what, f" (key {request.identity.reference})")
 
 
-def _log(call: ViewCall, met: object, claim_request: ClaimRequest | None = None) -> None:
-    if isinstance(met, Problem):
-        what = f"refused with {met.status}: {met.title}"
-    elif isinstance(met, Completed):
-        what = "replayed"
-    elif met is CONTINUED:
-        what = CONTINUED
-    else:
-        return
-    key = "" if claim_request is None else f" (key {claim_request.identity.reference})"
+def _log(operation: str, what: Problem | str, key: str = "") -> None:
+    if isinstance(what, Problem):
+        what = f"refused with {what.status}: {what.title}"
     with harmless():
-        logger.warning("Observed: %s would have been %s%s.", call.operation_name(), what, key)
+        logger.warning("Observed: %s would have been %s%s.", operation, what, key)

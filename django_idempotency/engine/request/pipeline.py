@@ -22,6 +22,7 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ..conf import get_settings
+from ..events import report_unprotected
 from ..execution.claiming import claim_request_for
 from ..execution.runners import Runner
 from ..protocol.digests import identify
@@ -35,7 +36,7 @@ from .problems import Problem, Refused
 from .responses import accepted, restore
 from .sent_key import read_key, refusing_late
 from .sessions import keep_stored_session
-from .unprotected import identity_of, pass_through
+from .unprotected import identity_of, pass_through, safely
 from .view_call import ViewCall
 
 UNUSABLE = {"missing-key": "missing", "invalid-key": "invalid"}
@@ -51,7 +52,8 @@ def handle(call: ViewCall) -> HttpResponseBase:
     if conf.paused and runner.pauses(call.operation_name()):
         return _refuse(call, problems.paused())
     if not conf.enabled:
-        return pass_through(call, identity_of(call))
+        report_unprotected(call.operation_name())
+        return pass_through(call, safely(partial(identity_of, call)))
     if options.observe:
         return observed(call, partial(asked, call))
     if hasattr(call.request, "_idempotency_runs"):

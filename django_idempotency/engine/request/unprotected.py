@@ -16,8 +16,9 @@ from django.http.response import HttpResponseBase
 
 from ...exceptions import IdempotencyConfigurationError
 from ...limits import is_limit
-from ..events import harmless, report_unprotected
+from ..events import harmless
 from ..execution.memory import standing_in
+from ..execution.operation import Operation
 from ..protocol.digests import Identity, identify
 from ..protocol.key_syntax import InvalidKey
 from .atomic_requests import as_django_would, awaited_as_django_would
@@ -34,14 +35,18 @@ logger = logging.getLogger("django_idempotency")
 
 def pass_through(call: ViewCall, identity: Identity | None = None) -> HttpResponseBase:
     """Call the view without protection. `request.idempotency` has no key, but `derive_key` uses `identity`."""
-    _attach_without_key(call, identity)
+    return without_protection(call, call.options.runner.without_key(call.operation_name(), identity))
+
+
+def without_protection(call: ViewCall, operation: Operation) -> HttpResponseBase:
+    call.attach(operation)
     view = partial(call.view, *call.args, **call.kwargs)
     return standing_in(as_django_would(call.request), lambda: _told(call, view()))
 
 
 async def apass_through(call: ViewCall) -> HttpResponseBase:
     """`pass_through` for an `async def` view, which stays on the event loop unless it needs a transaction."""
-    _attach_without_key(call)
+    call.attach(call.options.runner.without_key(call.operation_name(), None))
     return _told(call, await awaited_as_django_would(call.request, None, call.view, *call.args, **call.kwargs))
 
 
@@ -56,30 +61,14 @@ def _told(call: ViewCall, response: Any) -> HttpResponseBase:
     return response  # type: ignore[no-any-return]
 
 
-def _attach_without_key(call: ViewCall, identity: Identity | None = None) -> None:
-    request: Any = call.request
-    request.idempotency = call.options.runner.without_key(call.operation_name(), identity)
-    request.idempotency.request = call.asked_with
-
-
 def identity_of(call: ViewCall) -> Identity | None:
-    """Return the identity that the request would have if it were protected.
-
-    It is None if the method is not protected, or if the request has no usable key or caller.
-    """
-    if call.method not in call.options.methods:
+    """Return the identity that a protected request would have. Without a usable key and caller, it has none."""
+    try:
+        key = read_key(call.asked_with, call.options)
+        scope = "" if key is None else scope_of(call.asked_with, call.options, call.adapter.handed_on)
+    except (InvalidKey, Refused):
         return None
-    report_unprotected(call.operation_name())
-
-    def identity() -> Identity | None:
-        try:
-            key = read_key(call.asked_with, call.options)
-            scope = "" if key is None else scope_of(call.asked_with, call.options, call.adapter.handed_on)
-        except (InvalidKey, Refused):
-            return None
-        return None if key is None else identify(scope=scope, operation=call.operation_name(), key=key)
-
-    return safely(identity)
+    return None if key is None else identify(scope=scope, operation=call.operation_name(), key=key)
 
 
 def safely(work: Callable[[], T]) -> T | None:

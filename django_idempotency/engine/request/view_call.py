@@ -30,7 +30,7 @@ class ViewCall(Call, Work[HttpResponseBase]):
     def run(self, operation: Operation) -> Finished[HttpResponseBase]:
         """Call the view; its response determines what happens to its writes and to the key."""
         request: Any = self.request
-        self._attach(operation)
+        self.attach(operation)
         request._idempotency_runs = True
         try:
             response = self.adapter.response(self, self.view(*self.args, **self.kwargs))
@@ -46,7 +46,7 @@ class ViewCall(Call, Work[HttpResponseBase]):
         """Ask the project's `reconcile` about an abandoned attempt; None means that the view runs again."""
         if self.options.reconcile is None:
             return None
-        self._attach(operation)
+        self.attach(operation)
         response = synchronous(self.options.reconcile)(operation)
         return None if response is None else final_response(self.adapter.reconciled(self, response), self.options)
 
@@ -58,7 +58,7 @@ class ViewCall(Call, Work[HttpResponseBase]):
         keep_stored_session(self.request)
         return self.adapter.may_replay(self, allowed)
 
-    def _attach(self, operation: Operation) -> None:
+    def attach(self, operation: Operation) -> None:
         request: Any = self.request
         request.idempotency = operation
         operation.request = self.asked_with

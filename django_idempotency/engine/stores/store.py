@@ -363,8 +363,8 @@ class Store(ABC):
         if lapsed is None or not (stored.status is Status.FAILED or lapsed):
             return Conflicted()
         of = new_claim(stored.id, request)
-        if request.lease is None and self.journal.has_steps(of):
-            # An atomic-mode attempt would run the leased steps again, because it doesn't look at them.
+        if (request.lease is None or request.observes) and self.journal.has_steps(of):
+            # The work doesn't look at the steps: it would do the same again, and its result would hide them.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, request, self.journal.doubts(of, request.keys_last) if unknown else ())
         if isinstance(outcome, Claimed):
