@@ -66,6 +66,7 @@ class Elsewhere(Runner):
         "using": (None,),
         "observe": (False,),
     }
+    limits_results = True
     misfit = "cannot be combined with backend=, whose keys are not in the table. Leave %s out."
 
     @staticmethod

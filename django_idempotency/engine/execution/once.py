@@ -111,7 +111,7 @@ def run_once(
         return Result(runner.bare(partial(function.bare, name, runner.without_key(name, identity))), replayed=False)
     warn_of_gateways(name, resolved)
     outcome = runner.perform(claim_request_for(resolved, identity, fingerprint), function)
-    if resolved.backend and isinstance(outcome, outcomes.Completed) and outcome.snapshot.body is None:
+    if runner.limits_results and isinstance(outcome, outcomes.Completed) and outcome.snapshot.body is None:
         raise exceptions.ResultLost(
             f"{name} with key {identity.key!r} has run, and its result was too long for the backend "
             f"{resolved.backend!r}. It is not run again. Return less, such as an id."

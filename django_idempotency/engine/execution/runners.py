@@ -76,11 +76,13 @@ class Runner(Mode):
         options: the endpoint's options.
         has_steps: whether the work has steps, so that it always gets its operation.
         claims_first: whether the claim is committed before the work runs.
+        limits_results: whether a result can be too long to be stored.
     """
 
     options: Options
     has_steps: ClassVar[bool] = False
     claims_first: ClassVar[bool] = True
+    limits_results: ClassVar[bool] = False
 
     # --- what differs
 
