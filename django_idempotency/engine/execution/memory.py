@@ -18,7 +18,6 @@ from django.db import Error, connections
 from ...exceptions import ResultNotStorable
 from ..events import harmless
 from ..protocol.digests import identify
-from ..protocol.outcomes import Resource
 from ..stores import store_for
 from ..stores.transactions import atomically
 from .bridge import without_bridge_above
@@ -65,20 +64,8 @@ class MemoryJournal(StepJournal):
     def renew(self) -> None:
         self._since = time.monotonic()
 
-    def refer(self, resource: Resource) -> None:
-        """Do nothing, because there is no key that could refer to the resource."""
-
     def start_call(self, step: Step, *, keyed: bool | None) -> None:
         self.refuse_transactions(f"operation.call({step.name!r})")
-
-    def finish_call(self, step: Step, text: str | None) -> None:
-        """Nothing is stored."""
-
-    def note_error(self, step: Step, error: str) -> None:
-        """Nothing is stored."""
-
-    def keep_fetched(self, step: Step, text: str) -> None:
-        """Nothing is stored."""
 
     def write(self, step: Step, function: Callable[[], Any]) -> tuple[Any, str | None]:
         self.refuse_transactions(f"operation.write({step.name!r})")
@@ -98,9 +85,6 @@ class MemoryJournal(StepJournal):
         with suppress(Error):  # a database that can't be queried has no transaction open, and the work may not use it
             if not is_alone(store_for(self._alias)):
                 raise inside_a_transaction(what, self._alias)
-
-    def refuse_renamed(self, name: str, unasked: tuple[str, ...]) -> None:
-        """Do nothing, because there is no earlier attempt."""
 
     def hand_on(self, step: Step, value: Any, error: Exception) -> None:
         step.handed_on = (value,)

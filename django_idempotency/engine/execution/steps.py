@@ -114,7 +114,7 @@ class Step:
 
 
 class StepJournal:
-    """What keeps an attempt's steps, and says how long the attempt may take."""
+    """What keeps an attempt's steps, and says how long the attempt may take. This class keeps nothing."""
 
     lease: float = 0
     writing = False
@@ -142,14 +142,13 @@ class StepJournal:
 
     def finish_call(self, step: Step, text: str | None) -> BaseException | None:
         """Commit a call's result, or the loss of its value. Return the limit that struck meanwhile, if any."""
-        raise NotImplementedError
+        return None
 
     def note_error(self, step: Step, error: str) -> None:
         """Keep the reason why a call is in doubt."""
-        raise NotImplementedError
 
     def keep_fetched(self, step: Step, text: str) -> None:
-        raise NotImplementedError
+        """Store the result of a `fetch`."""
 
     def write(self, step: Step, function: Callable[[], Any]) -> tuple[Any, str | None]:
         """Run the function and store its result in one transaction. Return the result, and its JSON if it has one."""
@@ -163,7 +162,7 @@ class StepJournal:
         raise NotImplementedError
 
     def refuse_renamed(self, name: str, unasked: tuple[str, ...]) -> None:
-        raise NotImplementedError
+        """Raise `IdempotencyConfigurationError` if a call is probably an earlier attempt's under another name."""
 
 
 class NoSteps(StepJournal):

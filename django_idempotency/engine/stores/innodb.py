@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from django.db import Error, IntegrityError, OperationalError
 
@@ -21,7 +21,6 @@ from .store import KeyLocked, Store, T
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
-    from django.db.backends.base.base import BaseDatabaseWrapper
 
 LOCK_WAIT_TIMEOUT = 1205
 HELD_UP = frozenset({LOCK_WAIT_TIMEOUT, 3572})
@@ -64,12 +63,6 @@ class InnoDBStore(Store):
 
     def code(self, error: Error) -> object:
         return error.args[0] if error.args else None
-
-    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        # Within a transaction, autocommit is off on Django's connection. It is back on if the driver has silently
-        # opened a new connection.
-        raw: Any = connection.connection
-        return raw is not None and not connection.closed_in_transaction and bool(raw.open and raw.get_autocommit())
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_engines(self.connection)]

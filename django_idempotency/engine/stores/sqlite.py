@@ -34,10 +34,6 @@ class SQLiteStore(Store):
         # Django doesn't notice, and every later statement is committed by itself.
         return super().is_broken(connection) or self.has_no_transaction(connection)
 
-    def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
-        raw: Any = connection.connection
-        return raw is not None and not connection.closed_in_transaction and not raw.in_transaction
-
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         raw: Any = connection.connection
         return raw is not None and raw.in_transaction

@@ -26,6 +26,7 @@ from .queries import Queries, Values, as_stored_key, values_of, values_of_claim
 from .sealing import seal_response
 from .server_checks import check_tables, rows_of
 from .states import EXPIRED, LAPSED, Clock
+from .transactions import IDLE
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -128,9 +129,10 @@ class Store(ABC):
         """
         return self.has_no_transaction(connection)
 
-    @abstractmethod
     def has_no_transaction(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether Django thinks that a transaction is open when the driver has none. Sends no query."""
+        raw: Any = connection.connection
+        return raw is not None and not connection.closed_in_transaction and IDLE[connection.vendor](raw)
 
     def has_begun(self, connection: BaseDatabaseWrapper) -> bool:
         """Whether there is an open transaction that Django doesn't know about, for example after a raw BEGIN."""

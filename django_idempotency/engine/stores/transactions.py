@@ -38,6 +38,7 @@ def _is_idle_on_postgresql(raw: Any) -> bool:
 IDLE: dict[str, Callable[[Any], bool]] = {
     "postgresql": _is_idle_on_postgresql,
     "sqlite": lambda raw: not raw.in_transaction,
+    # Within a transaction, autocommit is off. It is back on if the driver has silently opened a new connection.
     "mysql": lambda raw: bool(raw.open and raw.get_autocommit()),
 }
 """By Django's name for the database: whether the driver has a working connection without a transaction, where each
