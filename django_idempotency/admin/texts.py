@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..engine.protocol.error_text import HIDDEN
-from ..engine.stores.sealing import Row, is_sealed, unseal, unseal_response
+from ..engine.stores.sealing import Row, is_sealed, unseal_response, unsealed
 from ..engine.stores.states import STATES
 from ..exceptions import NotDecryptable
 from ..models import IdempotencyKey
@@ -71,10 +71,7 @@ def readable_error(row: Row, column: str, stored: str | None, *step: str, allowe
     """
     if is_sealed(stored) and not allowed:
         return str(ENCRYPTED)
-    try:
-        return encodable(unseal(row, column, stored, *step) or "")
-    except NotDecryptable as error:
-        return str(error)
+    return encodable(unsealed(row, column, stored, *step) or "")
 
 
 def readable_response(row: IdempotencyKey) -> str:

@@ -17,7 +17,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 
 from ..engine.protocol.digests import reference_of
-from ..engine.stores.sealing import is_sealed, seal, unseal
+from ..engine.stores.sealing import is_sealed, seal, unseal, unsealed
 from ..exceptions import NotDecryptable
 
 if TYPE_CHECKING:
@@ -110,10 +110,7 @@ def readable(row: IdempotencyKey, column: str, stored: str | None, *step: str) -
     """Decrypt text for the trail. If its encryption key is missing, the text stays encrypted, in case the key is found
     later. A decision is based on the called service's records, so it doesn't need the text.
     """
-    try:
-        return unseal(row, column, stored, *step)
-    except NotDecryptable:
-        return stored
+    return unsealed(row, column, stored, *step, instead=stored)
 
 
 def _is_readable(entry: Any) -> bool:

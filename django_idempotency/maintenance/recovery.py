@@ -33,7 +33,7 @@ from ..engine.protocol.error_text import describe, without_controls
 from ..engine.protocol.outcomes import Finished, InDoubt, Unavailable, Verdict
 from ..engine.stores import Store, alias_for, store_for
 from ..engine.stores.journal import locked
-from ..engine.stores.sealing import unseal
+from ..engine.stores.sealing import unsealed
 from ..engine.stores.states import Clock
 from ..engine.stores.transactions import atomically
 from ..exceptions import IdempotencyConfigurationError, NotDecryptable
@@ -269,7 +269,8 @@ class _Asking(Work[Any]):
             self.doubts = operation.in_doubt
             self.recorded = sorted(in_doubt.difference(operation.in_doubt) | lost.difference(operation.lost))
         if returned is None:
-            return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=_last_error(self.row))
+            error = unsealed(self.row, "last_error", self.row.last_error)
+            return Finished(value=None, verdict=Verdict.ROLL_BACK, reason=error or LEFT)
         return self.declared.reconciled(returned)
 
     def run(self, operation: Operation) -> Finished[Any]:
@@ -342,10 +343,3 @@ def _remember(row: IdempotencyKey, made: Decision) -> None:
                 same_row(row).filter(attention_at__isnull=False).update(attention_at=Clock())
 
     atomically(str(row._state.db), remember)
-
-
-def _last_error(row: IdempotencyKey) -> str:
-    try:
-        return unseal(row, "last_error", row.last_error) or LEFT
-    except NotDecryptable as error:
-        return str(error)

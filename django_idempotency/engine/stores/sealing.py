@@ -75,6 +75,14 @@ def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | Non
     return _opened(row, column, mark, stored.removeprefix(mark), about).decode()
 
 
+def unsealed(row: Row, column: str, stored: str | None, *about: Fact, instead: str | None = None) -> str | None:
+    """Do the same as `unseal`, but if decrypting fails, return the text `instead`, or else the error's own text."""
+    try:
+        return unseal(row, column, stored, *about)
+    except NotDecryptable as error:
+        return instead or str(error)
+
+
 def is_sealed(stored: str | None) -> bool:
     """Whether stored text is encrypted. See Note [How to recognize sealed text]."""
     return stored is not None and SEALED.match(stored) is not None

@@ -10,7 +10,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from ...engine.stores import alias_for, store_for
 from ...engine.stores.journal import steps_of
-from ...engine.stores.sealing import unseal, unseal_response
+from ...engine.stores.sealing import unseal_response, unsealed
 from ...exceptions import NotDecryptable
 from ...maintenance.erasure import of_scope
 from ...models import IdempotencyKey
@@ -55,19 +55,12 @@ def _stored(alias: str, row: IdempotencyKey) -> dict[str, Any]:
     """Everything in a key's row and in its steps, except for hashes and counts."""
     steps = [
         {name: getattr(step, name) for name in STEP}
-        | {name: _text(row, name, getattr(step, name), step.name) for name in ("result", "error")}
+        | {name: unsealed(row, name, getattr(step, name), step.name, instead=LOST) for name in ("result", "error")}
         for step in steps_of(alias, row).order_by("pk")
     ]
-    texts = {name: _text(row, name, getattr(row, name)) for name in ("last_error", "decisions")}
+    texts = {name: unsealed(row, name, getattr(row, name), instead=LOST) for name in ("last_error", "decisions")}
     about = {name: getattr(row, name) for name in KEY}
     return about | texts | {"response": _response(row), "steps": steps}
-
-
-def _text(row: IdempotencyKey, column: str, stored: str | None, *step: str) -> str | None:
-    try:
-        return unseal(row, column, stored, *step)
-    except NotDecryptable:
-        return LOST
 
 
 def _response(row: IdempotencyKey) -> Any:

@@ -12,7 +12,7 @@ from django.utils.timesince import timesince
 from ...engine.protocol.error_text import without_controls
 from ...engine.protocol.outcomes import Snapshot
 from ...engine.stores import alias_for, store_for
-from ...engine.stores.sealing import unseal
+from ...engine.stores.sealing import unsealed
 from ...engine.stores.states import ATTENTION, IN_DOUBT, NEEDS_ATTENTION
 from ...exceptions import NotDecryptable, NotResolvable
 from ...keys import derived_key
@@ -259,10 +259,8 @@ def _doubt(key: Facts, step: IdempotencyStep) -> str:
 
 
 def _result(key: Facts, step: IdempotencyStep) -> str:
-    try:
-        return (unseal(key.row, "result", step.result, step.name) or "(not kept)")[:SHOWN]
-    except NotDecryptable:
-        return "(cannot be decrypted)"
+    text = unsealed(key.row, "result", step.result, step.name, instead="(cannot be decrypted)")
+    return (text or "(not kept)")[:SHOWN]
 
 
 def _action(options: dict[str, Any]) -> str:
