@@ -98,6 +98,15 @@ def test_it_runs_once_and_is_replayed(adapter: Adapter) -> None:
     ]
 
 
+def test_it_is_observed(adapter: Adapter, caplog: pytest.LogCaptureFixture) -> None:
+    """Only a database's keys can be: each request runs, and no other database is asked instead."""
+    if adapter.http:
+        send = adapter.protect(ordered, backend="dict", observe=True)
+        assert [send("k", {"a": 1}).status for _ in range(2)] == [201, 201]
+        assert (len(RUNS), caplog.text.count("Observing an idempotency key failed")) == (2, 2)
+        assert "Database access not allowed" not in caplog.text
+
+
 def test_an_option_that_does_not_fit_is_refused() -> None:
     with pytest.raises(IdempotencyConfigurationError, match=r"wait=5 means nothing for keys in a dict\. Leave wait"):
         run_once(len, scope="s", key="k", operation="o", backend="dict", wait=5)

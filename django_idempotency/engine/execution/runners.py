@@ -1,4 +1,4 @@
-"""How does a piece of work run once? In one way for views, `run_once` and recoveries, with a `Runner` for each mode.
+"""How does a piece of work run once? In one way for views (also if they are only observed), `run_once` and recoveries.
 
 A mode is a subclass of `Runner` in its own module, registered in `conf/modes.py`. Its endpoints' `options.runner` is an
 instance of it.

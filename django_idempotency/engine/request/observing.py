@@ -87,6 +87,10 @@ class Observing(Leased):
     It is not registered, because an endpoint that is observed has the mode in which it will be protected.
     """
 
+    def alias(self) -> str | None:
+        alias: str | None = self.options.runner.alias()
+        return alias
+
     def run(self, store: Store, request: ClaimRequest, work: Work[T]) -> Outcome[T]:
         observing = replace(request, lease=OBSERVED_LEASE, policy="retry", observes=True)
         claim = atomically(store.alias, partial(store.claim, observing))
