@@ -115,6 +115,8 @@ class Runner(Mode):
     def perform(self, request: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
         """Run the work once for its key, and report how that ended. The caller must check `pauses` first.
 
+        A recovery is not a client, so no replay or refusal is reported for it, only what it has done or asked.
+
         Args:
             alias: the database that keeps the key, if it is not the one where a new key would be kept.
         """
@@ -124,17 +126,13 @@ class Runner(Mode):
         outcome = store if isinstance(store, Unavailable) else self.run(store, request, work)
         if isinstance(outcome, Completed) and not work.may_replay():
             outcome = Withheld()
-        self.report_end(outcome, request, alias)
-        return outcome
-
-    def report_end(self, outcome: Outcome[Any], request: ClaimRequest, alias: str | None) -> None:
-        """Report how the work ended.
-
-        A recovery is not a client, so no replay or refusal is reported for it, only what it has done or asked.
-        """
         undecided = isinstance(outcome, InDoubt) and outcome.undecided
         if not request.known_only or undecided or isinstance(outcome, Finished):
-            report_outcome(outcome, request.identity, alias, self.options.backend)
+            self.report_end(outcome, request.identity, alias, self.options.backend)
+        return outcome
+
+    report_end = staticmethod(report_outcome)
+    """Reports how the work ended, or why it did not run."""
 
     def pauses(self, operation: str) -> bool:
         """Whether `PAUSED` is on. If it is, this is reported. Called before the key is read."""

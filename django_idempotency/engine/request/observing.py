@@ -21,6 +21,7 @@ from ..events import harmless, report_unprotected
 from ..execution.leased import Leased
 from ..execution.operation import Operation
 from ..execution.runners import Work
+from ..protocol.digests import Identity
 from ..protocol.error_text import describe
 from ..protocol.outcomes import Claimed, ClaimRequest, Completed, Finished, InDoubt, Outcome, Snapshot, Verdict
 from ..stores import Store
@@ -103,7 +104,9 @@ class Observing(Leased):
             atomically(store.alias, partial(store.complete, claim, finished.final, ttl=request.ttl))
         return finished
 
-    def report_end(self, outcome: Outcome[Any], request: ClaimRequest, alias: str | None) -> None:
+    def report_end(
+        self, outcome: Outcome[Any], identity: Identity, using: str | None, backend: str | None = None
+    ) -> None:
         if isinstance(outcome, Finished):
             return
         what: Problem | str = "replayed"
@@ -111,7 +114,7 @@ class Observing(Leased):
             what = "continued after its stored steps"
         elif not isinstance(outcome, Completed):
             what = problem_of(outcome, self.options)
-        _log(request.identity.operation, what, f" (key {request.identity.reference})")
+        _log(identity.operation, what, f" (key {identity.reference})")
 
 
 def _log(operation: str, what: Problem | str, key: str = "") -> None:
