@@ -59,6 +59,8 @@ BUDGETS = {
     "SECURITY.md": 1300,
     "CONTRIBUTING.md": 1300,
 }
+CHANGES = 900
+"""The words for the changes of one version."""
 TABLES, CELL = 2, 25
 """How many tables a page may have, besides generated ones, and how many words a cell."""
 WRITTEN = sorted(BUDGETS)
@@ -110,6 +112,12 @@ def test_a_cell_is_short(page: str) -> None:
     """What needs more words is a sentence below the table."""
     cells = [cell for table in tables(counted(page)) for cell in re.split(r"(?<!\\)\|", table)]
     assert [cell.strip() for cell in cells if words(cell) > CELL] == []
+
+
+def test_the_changes_of_a_version_are_read_in_minutes() -> None:
+    """By somebody who upgrades, and who has to find what concerns them."""
+    versions = re.split(r"(?m)^(?=## )", (ROOT / "CHANGELOG.md").read_text())
+    assert {version.partition("\n")[0] for version in versions if words(prose(version)) > CHANGES * 1.2} == set()
 
 
 def test_words_are_counted_as_a_reader_counts_them() -> None:

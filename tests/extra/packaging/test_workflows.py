@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 
-from tests.extra.packaging.conftest import ROOT
+from tests.extra.packaging.conftest import PROJECT, ROOT
 
 WORKFLOWS = {path.name: path.read_text() for path in (ROOT / ".github/workflows").iterdir()}
 
@@ -39,7 +40,19 @@ def test_what_is_published_is_what_was_checked() -> None:
     )
     assert upload == downloaded == published
     assert re.search(r"BUILT: \$\{\{ github\.workspace \}\}/dist\n +run: python -m tox run -e packaging", check)
+    for job in (check, publish):  # both compare what they have got with the hashes of what was built
+        compared = job.partition("SUMS: ${{ needs.build.outputs.sums }}")[2].partition("\n      - ")[0]
+        assert "sha256sum --check --strict" in compared
+        assert job.index("download-artifact") < job.index(compared)
+    assert publish.index("sha256sum") < publish.index("gh-action-pypi-publish")
     assert "SOURCE_DATE_EPOCH" not in build  # the check's own build has no such date, and its bytes would differ
+
+
+def test_each_version_can_be_published() -> None:
+    """A tag that no pattern knows starts nothing."""
+    (patterns,) = re.findall(r"tags: (\[.+\])", WORKFLOWS["release.yml"])
+    known = [pattern.replace(".", r"\.") for pattern in json.loads(patterns)]
+    assert any(re.fullmatch(pattern, PROJECT["version"]) for pattern in known)
 
 
 def test_what_is_published_is_built_where_nothing_else_is_installed() -> None:
