@@ -41,6 +41,12 @@ ATTEMPTS: dict[str, Callable[[Store, Claimed], Any]] = {
     "start a write": lambda store, late: store.journal.start_write(late, "order"),
     "finish a write": lambda store, late: store.journal.finish_write(late, "charge", "{}"),
 }
+AFTER_A_QUERY: dict[str, Callable[[Store, Claimed], Any]] = {
+    f"{name}, after a query of the view's": lambda store, late, end=ATTEMPTS[name]: (stored(), end(store, late))
+    for name in ("complete, as the last statement", "release")
+}
+"""Once its transaction has begun, PostgreSQL gets the last statement in one message with COMMIT."""
+ATTEMPTS |= AFTER_A_QUERY
 STEPS = {"repeat a call", "finish a call", "enter a lost value", "finish a write"}
 """What finds the step of the late attempt, which the takeover of an expired key has deleted."""
 
