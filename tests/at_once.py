@@ -40,12 +40,12 @@ def beside(in_threads: Callable[..., list[Any]], duplicate: Callable[[], Any], *
 
     def work() -> None:
         started.set()
-        assert ended.wait(DEADLINE)
+        assert ended.wait(DEADLINE), "the duplicate never got its answer"
 
     def run(number: int) -> Any:
         if number == 0:
             return once(work, **options)
-        assert started.wait(DEADLINE)
+        assert started.wait(DEADLINE), "the first never began"
         try:
             return duplicate()
         finally:

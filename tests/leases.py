@@ -29,7 +29,7 @@ class Slow:
         if not self.used:
             self.used = True
             self.arrived.set()
-            assert self.go.wait(30)
+            assert self.go.wait(30), "the test never let the worker go on"
 
 
 def lapse(**which: Any) -> None:

@@ -334,7 +334,7 @@ class TestTransactions:
         def held(request: Any) -> Answer:
             answer = order()
             started.set()
-            assert go.wait(30)
+            assert go.wait(30), "the duplicate never got its answer"
             return answer
 
         send = adapter.protect(held, wait=wait)
@@ -342,7 +342,7 @@ class TestTransactions:
         def deliver(number: int) -> Answer:
             if number == 0:
                 return send()
-            assert started.wait(30)
+            assert started.wait(30), "the first never began"
             if wait:
                 Timer(0.3, go.set).start()  # by then the duplicate would have been answered, if it did not wait
             try:

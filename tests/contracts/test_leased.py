@@ -58,7 +58,7 @@ def test_a_zombie_commits_nothing_beside_the_winner(key: str, place: str) -> Non
         HOOKS[place] = slow
     with elsewhere() as start:
         zombie = start(post_empty, key)
-        assert slow.arrived.wait(30)
+        assert slow.arrived.wait(30), "the first worker never got to its pause"
         lapse()
         winner = post_empty(key)
         slow.go.set()

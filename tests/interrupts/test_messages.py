@@ -102,7 +102,7 @@ def waiting_for(number: int, trigger: str) -> Iterator[Callable[[], object]]:
     holder = Thread(target=hold)
     try:
         holder.start()
-        assert held.wait(30)
+        assert held.wait(30), "no transaction held the lock"
         with striking():
             yield released.set
     finally:

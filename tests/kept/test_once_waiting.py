@@ -28,12 +28,12 @@ def test_a_delivery_waits_for_the_one_that_is_running(in_threads: Any, options: 
     @once(scope="tasks", key=lambda order: order, operation="held", **options)
     def held(order: str, **_: Any) -> str:
         started.set()
-        assert go.wait(30)
+        assert go.wait(30), "the duplicate never came"
         return f"{order} shipped"
 
     def deliver(number: int) -> str:
         if number:
-            assert started.wait(30)
+            assert started.wait(30), "the first delivery never began"
             Timer(0.3, go.set).start()  # by then the second delivery would have failed, if it did not wait
         return held("7")
 

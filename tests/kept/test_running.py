@@ -95,7 +95,7 @@ def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callabl
         Order.objects.create()
         threads.extend(ask("SELECT connection_id()"))
         started.set()
-        assert killed.wait(DEADLINE)
+        assert killed.wait(DEADLINE), "its connection was never killed"
         Order.objects.create()
 
     def run(number: int) -> None:
@@ -104,7 +104,7 @@ def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callabl
                 once(hangs)
             return
         try:
-            assert started.wait(DEADLINE)
+            assert started.wait(DEADLINE), "the work never began"
             with connection.cursor() as cursor:
 
                 def is_listed() -> bool:

@@ -215,7 +215,7 @@ class TestClaim:
             return Order.objects.create().pk
 
         def wait() -> list[Any]:
-            assert running.wait(DEADLINE)
+            assert running.wait(DEADLINE), "the first never began"
             ask("SELECT set_config('transaction_timeout', '250ms', false)")
             (before,) = ask("SELECT pg_backend_pid()")
             sessions.put(before)

@@ -114,10 +114,10 @@ def test_a_busy_sqlite_is_503_and_nothing_runs(post: Post, in_threads: Callable[
     def writer() -> None:
         with transaction.atomic():
             locked.set()
-            assert answered.wait(30)
+            assert answered.wait(30), "the request was never answered"
 
     def sender() -> Any:
-        assert locked.wait(30)
+        assert locked.wait(30), "the writer never had its lock"
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA busy_timeout = 0")
         try:

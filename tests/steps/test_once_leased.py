@@ -141,7 +141,7 @@ class TestAsynchronous:
         def claim(execute: Any, *statement: Any) -> Any:
             if cancels:
                 cancels.pop()()
-                assert told.wait(30)
+                assert told.wait(30), "the cancellation never arrived"
             return execute(*statement)
 
         async def client() -> None:

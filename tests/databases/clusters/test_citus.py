@@ -115,12 +115,12 @@ def test_a_duplicate_waits_on_the_node_of_the_schema(cluster: Cluster, key: str,
 
     def finish() -> None:
         running.set()
-        assert ended.wait(DEADLINE)
+        assert ended.wait(DEADLINE), "the duplicate never got its answer"
 
     def request(number: int) -> HttpResponse:
         if number == 0:
             return send("acme-worker1", key, finish)
-        assert running.wait(DEADLINE)
+        assert running.wait(DEADLINE), "the first never began"
         if number == 1:
             try:
                 return send(f"acme-{node}", key, wait=0.2)

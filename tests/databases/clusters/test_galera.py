@@ -108,13 +108,13 @@ def test_a_late_worker_writes_nothing_beside_a_decision_on_another_node(in_threa
         if step == "write":
             Order.objects.using("node1").create(reference="late")
         in_step.set()
-        assert closed.wait(DEADLINE)
+        assert closed.wait(DEADLINE), "the key was never closed"
         return 1
 
     def work(number: int) -> Any:
         if number == 0:
             return run_once(lambda operation: getattr(operation, step)("late", late), **options)
-        assert in_step.wait(DEADLINE)
+        assert in_step.wait(DEADLINE), "the step never began"
         key = IdempotencyKey.objects.using("node2").get(key=name)
         Order.objects.using("node2").bulk_create([Order(reference="bulk") for _ in range(BULK)])
         snapshot = Snapshot(status_code=200, headers=(), body=b"refunded")

@@ -203,7 +203,7 @@ def test_a_write_whose_commit_is_still_at_work_completes_nothing(tap: Tap, key: 
         pool.submit(isolated(execute), DEFERRED).result(DEADLINE)
         try:
             cut = pool.submit(isolated(cuts_the_commit))
-            assert held.wait(DEADLINE)
+            assert held.wait(DEADLINE), "the COMMIT was never held up"
             post_empty(key, "/hooked")
             cut.result(DEADLINE)
         finally:

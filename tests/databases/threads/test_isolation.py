@@ -57,7 +57,7 @@ def withdrawals(in_threads: Callable[..., list[Any]], lock: Callable[[], None]) 
 
     def withdraw(number: int) -> str:
         if number:
-            assert locked.wait(60)
+            assert locked.wait(60), "the first withdrawal never had its lock"
 
         def work() -> str:
             with transaction.atomic():

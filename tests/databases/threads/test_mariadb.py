@@ -89,7 +89,7 @@ class TestSnapshotIsolation:
         def run(number: int) -> Any:
             if number == 0:
                 return once(work)
-            assert started.wait(DEADLINE)
+            assert started.wait(DEADLINE), "the first never began"
             return once(lambda: order("second"), wait=30)
 
         first, duplicate = in_threads(2, run)

@@ -64,10 +64,10 @@ def migrating(in_threads: Threads, seconds: str, setting: str) -> Iterator[Calla
             with transaction.atomic():
                 execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
                 locked.set()
-                assert done.wait(30)
+                assert done.wait(30), "the claim never gave up"
 
         def claim() -> Any:
-            assert locked.wait(30)
+            assert locked.wait(30), "the migration never had its lock"
             execute(f"SET {setting} = '{seconds}'")
             try:
                 return work()
@@ -147,7 +147,7 @@ def test_a_claim_that_waits_for_a_migration_sees_a_signal(
     migration = Thread(target=migrate)
     try:
         migration.start()
-        assert locked.wait(30)
+        assert locked.wait(30), "the migration never had its lock"
         with pytest.raises(kind):
             once(lease=lease)
         ended.set()

@@ -156,7 +156,7 @@ class TestStores:
         snapshot_taken, committed = Event(), Event()
 
         def winner() -> Any:
-            assert snapshot_taken.wait(30)
+            assert snapshot_taken.wait(30), "the loser never had its snapshot"
             with transaction.atomic():
                 claimed = store.claim(a_claim())
                 assert isinstance(claimed, Claimed)
@@ -169,7 +169,7 @@ class TestStores:
                     cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
                     cursor.execute("SELECT 1")
                     snapshot_taken.set()
-                    assert committed.wait(30)
+                    assert committed.wait(30), "the winner never committed"
                     store.claim(a_claim())
             except DatabaseError as error:
                 return store.code(error) in store.repeatable

@@ -30,7 +30,7 @@ STARTED, GO = Event(), Event()
 def stops(request: HttpRequest, order: Order) -> HttpResponse:
     """After the write, until the test says go on."""
     STARTED.set()
-    assert GO.wait(30)
+    assert GO.wait(30), "the test never let the view go on"
     return JsonResponse({"id": order.pk}, status=201)
 
 
@@ -77,7 +77,7 @@ class TestWhileItRuns:
             return post("/held", client=Client())
 
         def others(number: int) -> list[int]:
-            assert STARTED.wait(30)
+            assert STARTED.wait(30), "the first never got to its pause"
             statuses = [post("/held", client=Client()).status_code for _ in range(5)]
             statuses.append(post("/create", client=Client(), headers={"X-Api-Key": "b"}).status_code)
             statuses.append(post("/create", key="another", client=Client()).status_code)
@@ -96,7 +96,7 @@ class TestWhileItRuns:
         def send(number: int) -> Any:
             if number == 0:
                 return post("/held", client=Client())
-            assert STARTED.wait(30)
+            assert STARTED.wait(30), "the first never got to its pause"
             return post("/held_waiting", client=Client())
 
         answers = in_threads(5, send)
@@ -114,7 +114,7 @@ class TestWhileItRuns:
         def send(number: int) -> Any:
             if number == 0:
                 return post("/held", client=Client()).status_code
-            assert STARTED.wait(30)
+            assert STARTED.wait(30), "the first never got to its pause"
             with caller():
                 status = post("/held_waiting", client=Client()).status_code
             GO.set()

@@ -41,7 +41,7 @@ def deadlocking(in_threads: Any) -> Any:
         def deadlocks(request: HttpRequest) -> HttpResponse:
             lock(first)
             view_has_first.set()
-            assert rival_has_second.wait(DEADLINE)
+            assert rival_has_second.wait(DEADLINE), "the rival never had its lock"
             try:
                 lock(second)
             except DatabaseError:
@@ -60,7 +60,7 @@ def deadlocking(in_threads: Any) -> Any:
                 Order.objects.bulk_create([Order(reference="rival") for _ in range(100)])
                 lock(second)
                 rival_has_second.set()
-                assert view_has_first.wait(DEADLINE)
+                assert view_has_first.wait(DEADLINE), "the view never had its lock"
                 lock(first)
             return None
 

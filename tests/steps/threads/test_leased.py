@@ -40,7 +40,7 @@ def test_a_late_worker_in_the_middle_of_a_write_cannot_be_overtaken(key: str) ->
     HOOKS["between"] = write
     with elsewhere() as start:
         late = start(post_empty, key)
-        assert slow.arrived.wait(30)
+        assert slow.arrived.wait(30), "the first worker never got to its pause"
         assert post_empty(key).status_code == 409
         slow.go.set()
         assert late.result(30).json()["attempt"] == 1
@@ -54,7 +54,7 @@ def test_held_a_late_worker_still_brings_its_result(key: str) -> None:
     GATEWAY.before = slow
     with elsewhere() as start:
         late = start(post_empty, key, "/pay/hold")
-        assert slow.arrived.wait(30)
+        assert slow.arrived.wait(30), "the first worker never got to its pause"
         lapse()
         assert post_empty(key, "/pay/hold").json()["code"] == "outcome-unknown"
         slow.go.set()
@@ -84,7 +84,7 @@ def test_a_waiting_duplicate_gets_the_result(key: str, waits: list[bool]) -> Non
     GATEWAY.before = slow
     with elsewhere() as start:
         first = start(post_empty, key, "/pay/wait")
-        assert slow.arrived.wait(30)
+        assert slow.arrived.wait(30), "the first worker never got to its pause"
         second = start(post_empty, key, "/pay/wait")
         eventually("the duplicate to wait", lambda: waits)
         slow.go.set()
@@ -107,7 +107,7 @@ def test_a_waiting_duplicate_takes_a_failed_key_over(key: str, waits: list[bool]
     GATEWAY.before = fail_once
     with elsewhere() as start:
         first = start(post_empty, key, "/pay/wait")
-        assert slow.arrived.wait(30)
+        assert slow.arrived.wait(30), "the first worker never got to its pause"
         second = start(post_empty, key, "/pay/wait")
         eventually("the duplicate to wait", lambda: waits)
         slow.go.set()
@@ -192,7 +192,7 @@ def test_times_are_the_databases(key: str, monkeypatch: pytest.MonkeyPatch, erro
     HOOKS["between"] = slow
     with elsewhere() as start:
         zombie = start(post_empty, other)
-        assert slow.arrived.wait(30)
+        assert slow.arrived.wait(30), "the first worker never got to its pause"
         IdempotencyKey.objects.filter(status="in_progress").update(locked_until=real_now() - timedelta(seconds=1))
         assert post_empty(other).json()["attempt"] == 2
         slow.go.set()
@@ -216,12 +216,12 @@ def test_under_repeatable_read_a_takeover_does_not_overlook_a_call() -> None:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT 1")
             looked.set()
-            assert started.wait(30)
+            assert started.wait(30), "the call never began"
             return store.claim(claim)
 
     with elsewhere() as start:
         rival = start(take_over)
-        assert looked.wait(30)
+        assert looked.wait(30), "the rival never had its snapshot"
         with transaction.atomic():
             store.journal.start_call(claimed, "charge", keyed=False)
         started.set()
@@ -244,7 +244,7 @@ def test_a_deadlock_that_a_write_has_caught_does_not_lock_the_key_for_its_lease(
             Order.objects.filter(pk__in=heavy).update(reference="changed")  # InnoDB ends the lighter transaction
             Order.objects.filter(pk=second.pk).update(reference="other")
             locked.set()
-            assert go.wait(30)
+            assert go.wait(30), "the write never had its first lock"
             Order.objects.filter(pk=first.pk).update(reference="other")
 
     def write() -> int:
@@ -260,7 +260,7 @@ def test_a_deadlock_that_a_write_has_caught_does_not_lock_the_key_for_its_lease(
 
     with elsewhere() as start:
         done = start(other)
-        assert locked.wait(30)
+        assert locked.wait(30), "the other transaction never had its locks"
         with pytest.raises(
             TransactionBroken, match=r"rolled back the transaction of operation.write\('order'\).*deadlock"
         ):
