@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(part) for part in long):
             item.add_marker(pytest.mark.long)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))  # `.ci/run` has other lanes at work beside them
         for marker in item.iter_markers("only_on"):
             if connection.vendor not in marker.args:
                 reason = f"about {' and '.join(marker.args)}, the database at hand is {connection.vendor}"

@@ -177,11 +177,8 @@ def test_a_token_that_expires_before_the_key_is_told_once(left: Any, told: int, 
     for number in range(2):
         assert send("/plain/bare", **bearer(sub="17", jti=number, **claims)) == "false"
     said = [record.getMessage() for record in caplog.records if record.name == "django_idempotency"]
-    assert said == told * [
-        "POST plain/bare: the JWT in the Authorization header expires before `ttl` is over. Nobody hands it on, so a "
-        "client that retries with a renewed token is another caller, and its request runs again. Set request.user "
-        "before the view, return the token from the authenticator, or pass scope=callable(request)."
-    ]
+    start = "POST plain/bare: the JWT in the Authorization header expires before `ttl` is over."
+    assert ([text.startswith(start) for text in said], "".join(said).count("Set request.user")) == ([True] * told, told)
 
 
 @paths("/rest/alone-text", "/rest/alone-bytes", "/rest/alone-claims", "/ninja/alone-text", "/ninja/alone-claims")

@@ -42,7 +42,8 @@ def placed(able: Any = lambda adapter: True, everywhere: bool = False) -> Any:
 
 
 adapter = placed(everywhere=True)
-http = placed(lambda adapter: adapter.http)
+http = placed(lambda adapter: type(adapter).__name__ in ("Function", "AsyncFunction", "RestFramework", "Ninja"))
+"""What no framework has a part in."""
 answering = placed(lambda adapter: adapter.answers_exceptions)
 
 

@@ -294,8 +294,7 @@ class TestTransactions:
             assert marks([send(), send()]) == [(402, "false"), (402, "true")]
         assert Order.objects.count() == 1
 
-    @pytest.mark.parametrize("asgi", [False, True])
-    @pytest.mark.parametrize("method", ["put", "get"])
+    @pytest.mark.parametrize(("method", "asgi"), [("put", False), ("get", True)])
     @pytest.mark.usefixtures("atomic_requests")
     def test_an_unprotected_method_that_fails_leaves_no_half(
         self, on_atomic_requests: Adapter, method: str, asgi: bool, monkeypatch: pytest.MonkeyPatch
@@ -326,7 +325,7 @@ class TestTransactions:
     @pytest.mark.only_on("postgresql", "mysql")
     @pytest.mark.parametrize(("wait", "expected"), [(0, (409, "false")), (30, (201, "true"))])
     def test_a_duplicate_of_a_running_operation(
-        self, adapter: Adapter, in_threads: Threads, wait: int, expected: tuple[int, str]
+        self, kind: Adapter, in_threads: Threads, wait: int, expected: tuple[int, str]
     ) -> None:
         """409 with Retry-After, at once; or, after a wait, the answer. On SQLite no duplicate gets so far."""
         started, go = Event(), Event()
@@ -337,7 +336,7 @@ class TestTransactions:
             assert go.wait(30), "the duplicate never got its answer"
             return answer
 
-        send = adapter.protect(held, wait=wait)
+        send = kind.protect(held, wait=wait)
 
         def deliver(number: int) -> Answer:
             if number == 0:
@@ -354,6 +353,6 @@ class TestTransactions:
         assert (first.status, first.replayed, second.status, len(RUNS)) == (201, "false", expected[0], 1)
         if expected[0] == 409:
             assert second.headers["Retry-After"] == "1"
-            assert not adapter.http or (code(second), second.replayed) == ("in-progress", "false")
+            assert not kind.http or (code(second), second.replayed) == ("in-progress", "false")
         else:
             assert (second.replayed, second.kept) == ("true", first.kept)

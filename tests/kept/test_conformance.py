@@ -85,10 +85,7 @@ def test_r19_without_a_store_nothing_runs(post: Post) -> None:
 def test_a_header_with_a_similar_name_is_named(post: Post, name: str) -> None:
     """The client sees at once which name is expected."""
     detail = problem(post("/create", key=None, headers={name: "k"}))["detail"]
-    assert detail == (
-        "This operation needs the request header Idempotency-Key with a unique value, such as a UUID. "
-        f"The request carries the header {name} instead."
-    )
+    assert detail.endswith(f"The request carries the header {name} instead.")
 
 
 def _plain_error(request: Any, problem: Any) -> HttpResponse:

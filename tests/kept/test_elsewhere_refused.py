@@ -32,12 +32,8 @@ from tests.shopapp.models import Order
 def test_steps_are_refused(step: str, enabled: bool, settings: Any) -> None:
     """Also while the protection is off."""
     settings.IDEMPOTENCY |= {"ENABLED": enabled}
-    with pytest.raises(IdempotencyConfigurationError) as caught:
+    with pytest.raises(IdempotencyConfigurationError, match="leave backend out: leased mode has steps"):
         posting(lambda request: getattr(get_operation(request), step)("charge", print))()
-    assert str(caught.value) == (
-        "call, fetch and write keep their results in the database, which this operation, with backend=, does not use. "
-        "Make the call directly. For an effect that must not be repeated, leave backend out: leased mode has steps."
-    )
 
 
 def test_switched_off_the_operation_does_what_it_can(settings: Any) -> None:
@@ -59,13 +55,11 @@ def test_switched_off_the_operation_does_what_it_can(settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_open_transaction_is_refused() -> None:
-    with transaction.atomic(), pytest.raises(IdempotencyConfigurationError) as caught:
-        posting()()
-    assert str(caught.value) == (
-        "backend='events' was reached inside a transaction of database 'default'. A key outside the database would "
-        "outlive a rollback, and a retry would replay a result whose work is gone. Remove the atomic(); under "
-        "ATOMIC_REQUESTS, add @transaction.non_atomic_requests to the view."
+    message = (
+        "backend='events' was reached inside a transaction of database 'default'.*@transaction.non_atomic_requests"
     )
+    with transaction.atomic(), pytest.raises(IdempotencyConfigurationError, match=message):
+        posting()()
     assert RUNS == []
 
 
@@ -140,10 +134,6 @@ def test_a_result_that_is_too_long_is_not_run_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(FaultyBackend, "max_bytes", 1000)
     told = {"scope": "s", "key": "k", "backend": "events", "lease": 30, "operation": "o"}
     assert len(run_once(lambda: RUNS.append(1) or "x" * 900, **told).value) == 900
-    with pytest.raises(ResultLost) as caught:
+    with pytest.raises(ResultLost, match=r"^o with key 'k' has run.*Return less, such as an id"):
         run_once(lambda: RUNS.append(2), **told)
-    assert str(caught.value) == (
-        "o with key 'k' has run, and its result was too long for the backend 'events'. It is not run again. Return "
-        "less, such as an id."
-    )
     assert RUNS == [1]

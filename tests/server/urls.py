@@ -10,13 +10,11 @@ from django.db import connection
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
-from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.views import APIView
 
 from django_idempotency import get_operation, idempotent
 from django_idempotency.rest_framework import IdempotencyMixin
-from django_idempotency.views import IdempotencyMixin as IdempotentView
 from tests.server.three_steps import recover, settle, three_steps
 from tests.servers import ANSWER
 from tests.shopapp.models import Ledger, Line, Order
@@ -113,12 +111,6 @@ async def leased_async(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": placed, "charge": charged, "attempt": operation.attempt}, status=201)
 
 
-async def create_in_a_class(request: HttpRequest) -> HttpResponse:
-    order = await Order.objects.acreate(reference="class")
-    await hang(request, "view")
-    return JsonResponse({"id": order.pk}, status=201)
-
-
 async def ping(request: HttpRequest) -> HttpResponse:
     """Answers from the event loop, without a thread or a database."""
     return HttpResponse("pong")
@@ -141,7 +133,6 @@ urlpatterns = [
     path("recover", recover),
     path("async", asynchronous),
     path("async/leased", leased_async),
-    path("async/class", csrf_exempt(view_class(IdempotentView, View, post=create_in_a_class).as_view())),
     path("async/wait", csrf_exempt(idempotent(wait=20)(acreates(reference="waited")))),
     path("async/ping", ping),
     path("leased", leased_plain),

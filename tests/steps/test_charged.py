@@ -75,10 +75,7 @@ class TestAWriteThatRaised:
         """The retry runs again, makes no second charge, and can end it."""
         HOOKS["view"] = swallows("write")
         assert_not_kept(post())
-        assert row().last_error == (
-            "A write raised after a call was made, and the work answered all the same: "
-            "tests.leases.Broken: line 19 of tests.leases.breaks"
-        )
+        assert str(row().last_error).endswith(": tests.leases.Broken: line 19 of tests.leases.breaks")
         HOOKS["view"] = lambda request: [charge(request.idempotency), order(request.idempotency)]
         assert post().headers["Idempotency-Replayed"] == "false"
         assert (row().status, GATEWAY.calls, half_done().count()) == ("completed", 1, 0)
@@ -109,10 +106,7 @@ class TestAnAnswerBeforeTheSteps:
         dies_after_the_charge(post)
         HOOKS["view"] = lambda request: "the basket is empty"
         assert_not_kept(post())
-        assert row().last_error == (
-            "The work answered without asking for charge, which an earlier attempt has recorded. Ask for the steps "
-            "first: a condition of the view must not answer before them."
-        )
+        assert "without asking for charge, which an earlier attempt has recorded" in str(row().last_error)
 
     def test_nor_does_one_behind_the_first_step(self, post: Post) -> None:
         """Charge and order are there; the view asks for the charge alone."""
