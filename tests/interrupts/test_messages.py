@@ -48,7 +48,7 @@ def test_an_exception_before_any_line_poisons_no_connection(state: messages.Stat
     """Those who get the connection next, from the same process or from a pool, are served and committed."""
     store = store_for("default")
     of_store = [getattr(type(store), name) for name in ("claim", "_claim_by_messages", "_write_last")]
-    of_module = [messages.begin, messages.end_with, messages._send, messages._received, messages.may_send]
+    of_module = [messages.begin, messages.send, messages._send, messages._received, messages.may_send]
     lines = lines_of(*of_store, *of_module, messages.Statement.filled)
     expected, struck = set(), 0
     for number, (code, line) in enumerate(lines):

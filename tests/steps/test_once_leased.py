@@ -68,11 +68,11 @@ class TestALeasedClaimThatFails:
         store = store_for("default")
         claim, left = store.claim, []
 
-        def claim_or_fail(request: Any) -> Any:
+        def claim_or_fail(request: Any, **how: Any) -> Any:
             if left:
                 with connection.cursor() as cursor:
                     cursor.execute(f"DO $$ BEGIN RAISE SQLSTATE '{left.pop()}'; END $$")
-            return claim(request)
+            return claim(request, **how)
 
         monkeypatch.setattr(store, "claim", claim_or_fail)
         return lambda *states: left.extend(states)

@@ -9,7 +9,8 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -68,18 +69,9 @@ class Leased(Runner):
         expire. That includes an exception from a signal handler during the claim's COMMIT: the claim may have been
         committed.
         """
-        held: Claimed | None = None
-        about = ended = None
-
-        def claim_it() -> ClaimOutcome:
-            nonlocal held
-            held = None  # an earlier try was rolled back
-            outcome = store.claim(request)
-            held = outcome if isinstance(outcome, Claimed) else None
-            return outcome
-
+        hold, about, ended = _Hold(store, request), None, None
         try:
-            claim = claim_or_wait(store, request, partial(committed, store, work.title, claim_it))
+            claim = claim_or_wait(store, request, partial(committed, store, work.title, hold.claim))
             if not isinstance(claim, Claimed):
                 return claim
             about, ended = claim.resource, "error"  # nothing runs before the steps are read
@@ -102,6 +94,7 @@ class Leased(Runner):
             settled = not operation.in_doubt
             return _ended(store, request, claim, replace(finished, resource=about), settled=settled)
         except BaseException as error:
+            held = hold.after(error)
             if held is None or (ended is None and not is_limit(error)):
                 raise  # see Note [Lost answers] about a claim whose COMMIT has failed
             if isinstance(error, ClaimLost):
@@ -118,6 +111,35 @@ class Leased(Runner):
             # key without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
             # response is sent anyway.
             raise
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What this worker holds of the key.
+
+    Attributes:
+        claimed: the claim, if it may have been committed.
+        is_open: whether a claim was sent, and no outcome has reached this worker.
+    """
+
+    store: Store
+    request: ClaimRequest
+    claimed: Claimed | None = None
+    is_open: bool = False
+
+    def claim(self) -> ClaimOutcome:
+        self.claimed, self.is_open = None, True  # an earlier try was rolled back
+        outcome = self.store.claim(self.request, last=True)
+        self.claimed = outcome if isinstance(outcome, Claimed) else None
+        self.is_open = False
+        return outcome
+
+    def after(self, error: BaseException) -> Claimed | None:
+        """Return the claim after this exception. If it has struck on the claim's way to this worker, ask for it."""
+        if self.claimed is None and self.is_open and is_limit(error):
+            with suppress(Error):
+                return self.store.unheard(self.request)
+        return self.claimed
 
 
 def _released(
@@ -139,7 +161,8 @@ def _ended(store: Store, request: ClaimRequest, claim: Claimed, finished: Finish
     """Complete the key or mark it as failed. Raises `ClaimLost`."""
     if finished.final is not None:
         try:
-            committed(store, END, partial(store.complete, claim, finished.final, ttl=request.ttl, settled=settled))
+            how = {"ttl": request.ttl, "settled": settled, "last": store.connection}
+            committed(store, END, partial(store.complete, claim, finished.final, **how))
         except ClaimLost:
             if not settled:
                 raise

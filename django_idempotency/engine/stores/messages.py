@@ -1,9 +1,9 @@
 """PostgreSQL gets BEGIN with the claim, and COMMIT with the view's result, each in one message.
 
 Django sends BEGIN and COMMIT by themselves, and waits for each reply. Here, a protected view usually sends as many
-messages as an unprotected one inside `atomic()`. The pgjdbc and Npgsql drivers also send BEGIN together with the
-statement that follows it. psycopg asks libpq before each statement whether a transaction is open, so it sends no second
-BEGIN.
+messages as an unprotected one inside `atomic()`, and a leased one sends each change of the journal as one message. The
+pgjdbc and Npgsql drivers also send BEGIN together with the statement that follows it. psycopg asks libpq before each
+statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
@@ -47,6 +47,8 @@ LOST = frozenset({"26000", "42P05"})
 """invalid_sql_statement_name and duplicate_prepared_statement."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 """libpq's PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
+BEGIN, COMMIT = (b"", b"BEGIN; "), (b"", b"; COMMIT")
+"""What a message begins or ends with, without and with it."""
 DONE = frozenset({1, 2})
 """libpq's PGRES_COMMAND_OK and PGRES_TUPLES_OK."""
 PLAIN = (False, None, None, None)
@@ -65,8 +67,8 @@ REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cu
 # --- the messages
 
 
-def begin(connection: Any, statements: dict[str, Statement], values: Values) -> Any:
-    """Send BEGIN and the claim in one message, and return the claim's result.
+def begin(connection: Any, statements: dict[str, Statement], values: Values, *, last: bool = False) -> Any:
+    """Send BEGIN and the claim in one message, and return the claim's result. With `last`, COMMIT is sent, too.
 
     The other statements are prepared together with the claim, which is the first of them.
     """
@@ -78,27 +80,27 @@ def begin(connection: Any, statements: dict[str, Statement], values: Values) -> 
         preparation = b"".join(statement.preparation for statement in reversed(statements.values()))
         after = PREPARED
     message, after = claim.filled(raw, after, values)
-    result = _send(connection, b"BEGIN; " + preparation + message)
+    results = _send(connection, b"BEGIN; " + preparation + message + COMMIT[last])
     if after is not state:
         setattr(raw, STATE, after)
-    return result
+    return results[-1 - last]
 
 
-def end_with(connection: Any, last: Statement, values: Values) -> None:
-    """Send a transaction's last statement and COMMIT in one message.
+def send(connection: Any, statement: Statement, values: Values, *, last: bool) -> None:
+    """Send a statement, with BEGIN if it is the first of its transaction, and with COMMIT if it is the `last`.
 
-    The `atomic()` block then finds no transaction to commit, and runs the `on_commit` hooks as usual.
+    After a COMMIT, the `atomic()` block finds no transaction to commit, and runs the `on_commit` hooks as usual.
     """
     raw, body = connection.connection, values.get("body")
     if body is not None and len(body) > LARGE:
         # A binary parameter needs psycopg's own cursor and a separate message. Django sends the COMMIT later.
         with connection.wrap_database_errors, psycopg.Cursor(raw) as cursor:
-            cursor.execute(last.text, values)
+            cursor.execute(statement.text, values)
     else:
-        state = vars(raw)[STATE]
-        message, after = last.filled(raw, state, values)
+        state, first = vars(raw)[STATE], raw.pgconn.transaction_status == IDLE
+        message, after = statement.filled(raw, state, values)
         try:
-            _send(connection, message + b"; COMMIT")
+            _send(connection, BEGIN[first] + message + COMMIT[last])
         except DatabaseError as error:
             _go_on_by_text(raw, error)
             raise
@@ -122,7 +124,8 @@ def end_while(connection: Any, work: Callable[[], T]) -> T:
 
 def end_and_lock(connection: Any, number: int) -> bool:
     """Send COMMIT, try to take the advisory lock with this number, and return whether it was free."""
-    result = _send(connection, b"COMMIT; SELECT pg_try_advisory_xact_lock(%d)" % number)
+    ends = b"" if connection.connection.pgconn.transaction_status == IDLE else b"COMMIT; "
+    result = _send(connection, ends + b"SELECT pg_try_advisory_xact_lock(%d)" % number)[-1]
     return bool(result.get_value(0, 0) == b"t")
 
 
@@ -147,20 +150,21 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 # --- when messages are sent
 
 
-def may_send(connection: Any, status: int) -> bool:
+def may_send(connection: Any, *statuses: int) -> bool:
     """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    Before a BEGIN, `status` is IDLE: psycopg must be configured to send a BEGIN without options, and Django must commit
-    at the end. Before a COMMIT, `status` is IN_TRANSACTION: leaving the current `atomic()` block must send COMMIT and
-    nothing else. This function does not check whether the connection needs a rollback.
+    The transaction must have one of these statuses. If it is IDLE, BEGIN is to be sent: psycopg must be configured to
+    send one without options, and Django must commit at the end. If it is IN_TRANSACTION, leaving the current `atomic()`
+    block must send COMMIT and nothing else. This function does not check whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
         psycopg is not None
         and type(raw) is psycopg.Connection
-        and raw.pgconn.transaction_status == status
+        and (status := raw.pgconn.transaction_status) in statuses
         and connection.in_atomic_block
         and connection.commit_on_exit
+        and len(connection.atomic_blocks) == 1
         and not connection.savepoint_ids
         and not connection.execute_wrappers
         and not connection.queries_logged
@@ -193,8 +197,8 @@ def _is_original(method: Any) -> bool:
 # --- how messages are sent
 
 
-def _send(connection: Any, message: bytes) -> Any:
-    """Send a message, and return the result of its last statement. psycopg's errors become Django's.
+def _send(connection: Any, message: bytes) -> list[Any]:
+    """Send a message, and return the results of its statements. psycopg's errors become Django's.
 
     A claim may have to wait for a migration, and a COMMIT for a standby. During this wait, as with Django's cursor,
     signals are handled, and Ctrl-C also makes the server stop waiting. With libpq's own wait, neither happens, and if a
@@ -204,8 +208,8 @@ def _send(connection: Any, message: bytes) -> Any:
     """
     try:
         results = _received(connection.connection, message)
-        if (last := results[-1]).status in DONE:
-            return last
+        if results[-1].status in DONE:
+            return results
         # A server or pooler first reports why it is closing the connection; libpq then adds its own, vaguer error.
         first = next(result for result in results if result.status not in DONE)
         error = errors.error_from_result(first, "utf-8")

@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+UNHEARD = 0.5
+"""For how many seconds a claim whose answer has not been received is looked for."""
 CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
 """The types of those parameters whose type PostgreSQL can't infer in an INSERT … SELECT."""
 TRY_LOCK = "pg_try_advisory_xact_lock(%(scope_hash)s::bigint)"
 """Takes the key's advisory lock, or immediately returns false if another transaction holds it."""
+CHECKED = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
+"""If no row was written, the division by zero keeps PostgreSQL from running the COMMIT in the same message."""
 WALK_INDEXES = "SELECT " + ", ".join(
     f"set_config('{name}', 'off', true)"
     for name in ("enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
@@ -100,26 +104,31 @@ class PostgreSQLStore(Store):
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
-    def claim(self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None) -> ClaimOutcome:
+    def claim(
+        self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None, *, last: bool = False
+    ) -> ClaimOutcome:
         connection = connection or self.connection
         if not request.known_only and messages.may_send(connection, IDLE):
-            outcome = self._claim_by_messages(connection, request)
+            # Whether a new key is too old is only known afterwards.
+            outcome = self._claim_by_messages(connection, request, last=last and request.late is None)
             if outcome is not None:
                 return outcome
         return super().claim(request)
 
-    def _claim_by_messages(self, connection: BaseDatabaseWrapper, request: ClaimRequest) -> ClaimOutcome | None:
-        """Claim a key with a single message. Answering a duplicate takes two.
+    def _claim_by_messages(
+        self, connection: BaseDatabaseWrapper, request: ClaimRequest, *, last: bool
+    ) -> ClaimOutcome | None:
+        """Claim a key with a single message. Answering a duplicate takes two, or one if the claim is the `last`.
 
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
         transaction stored or deleted its row a moment ago.
         """
         try:
-            result = messages.begin(connection, self._statements, values_of(request))
+            result = messages.begin(connection, self._statements, values_of(request), last=last)
         except DatabaseError as error:
             if not messages.roll_back(connection, error):
                 raise
-            return self._claim_by_messages(connection, request)
+            return self._claim_by_messages(connection, request, last=last)
         if result.ntuples == 0:
             # Another transaction holds the key's lock, or changed its row a moment ago.
             return None if messages.end_and_lock(connection, request.identity.scope_hash) else Conflicted()
@@ -127,23 +136,45 @@ class PostgreSQLStore(Store):
             claimed = new_claim(int(row_id), request)
             return claimed if request.late is None else self._unless(request.late, claimed, result.get_value(0, 1))
         facts, body = result.get_value(0, 1), result.get_value(0, 2)
-        return messages.end_while(connection, partial(_known, facts.decode(), body and body.decode(), request))
+        known = partial(_known, facts.decode(), body and body.decode(), request)
+        return known() if last else messages.end_while(connection, known)
+
+    def unheard(self, request: ClaimRequest) -> Claimed | None:
+        # If another thread of this process has made the claim since, it has done nothing so far, and its next step is
+        # refused.
+        identity = request.identity
+        rows = IdempotencyKey.objects.using(self.alias).filter(
+            key_hash=identity.key_hash,
+            scope_hash=identity.scope_hash,
+            scope=identity.scope,
+            operation=identity.operation,
+            key=identity.key,
+            status=Status.IN_PROGRESS.value,
+            attempt=1,
+            worker=values_of(request)["worker"],
+            unknown=0,
+            effects=0,
+        )
+        # The exception must not wait for a migration.
+        ids = self.read(UNHEARD, lambda: list(rows.values_list("pk", flat=True)))
+        return new_claim(ids[0], request) if ids else None
 
     def _write_last(self, name: str, values: Values, connection: BaseDatabaseWrapper) -> None:
         try:
-            if connection.needs_rollback or not messages.may_send(connection, IN_TRANSACTION):
+            if connection.needs_rollback or not messages.may_send(connection, IN_TRANSACTION, IDLE):
                 super()._write_last(name, values, connection)
             else:
-                messages.end_with(connection, self._statements[name], values)
+                statement = self._statements.get(name) or self._texts[name]
+                messages.send(connection, statement, values, last=True)
         except DatabaseError as error:
             # IN_ERROR shows that the error did not come from COMMIT, which ends the transaction even if it fails. The
             # project's deferred triggers may fail at COMMIT with the same codes.
             raw: Any = connection.connection
             if raw is not None and raw.info.transaction_status == IN_ERROR:
-                self._name_cause(error)
+                self._name_cause(name, error)
             raise
 
-    def _name_cause(self, error: DatabaseError) -> None:
+    def _name_cause(self, name: str, error: DatabaseError) -> None:
         match self.code(error):
             # The statement divides by the number of rows it wrote, so it fails if the claim is lost. It also fails in a
             # schema without the table.
@@ -154,7 +185,7 @@ class PostgreSQLStore(Store):
                     "The view sent DEALLOCATE ALL, which also removed the prepared statement that stores its result. "
                     "Everything is rolled back. This connection prepares no more statements, so a retry succeeds."
                 ) from error.__cause__
-            case "25006":
+            case "25006" if name in self._statements:  # no view runs in the transaction that ends leased work
                 raise TransactionBroken(
                     "The view made its transaction read-only (SET TRANSACTION READ ONLY), so its result could not be "
                     "stored. Everything is rolled back. Read in a transaction of its own, or on another alias."
@@ -162,13 +193,17 @@ class PostgreSQLStore(Store):
 
     @cached_property
     def _statements(self) -> dict[str, Statement]:
-        # If no row was written, the division by zero keeps PostgreSQL from running the COMMIT in the same message.
-        checked = "WITH written AS ({} RETURNING 1) SELECT 1 / count(*){{seqscan_back}} FROM written"
         return statements(
             claim=self._claim_sql,
-            complete=checked.format(self._sql.complete),
-            release=checked.format(self._sql.release),
+            complete=CHECKED.format(self._sql.complete),
+            release=CHECKED.format(self._sql.release),
         )
+
+    @cached_property
+    def _texts(self) -> dict[str, Statement]:
+        """The statements that end leased work, and that are not prepared."""
+        names = ("complete_and_keep", "complete_settled")
+        return {name: Statement("", CHECKED.format(getattr(self._sql, name))) for name in names}
 
     def read(self, seconds: float, work: Callable[[], T]) -> T:
         def run() -> T:
@@ -339,7 +374,9 @@ class CitusStore(PostgreSQLStore):
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]
 
-    def claim(self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None) -> ClaimOutcome:
+    def claim(
+        self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None, *, last: bool = False
+    ) -> ClaimOutcome:
         # Messages with several statements would save little, because Citus spends most of the time on communication
         # between its nodes.
         return Store.claim(self, request)

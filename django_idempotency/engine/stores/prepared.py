@@ -102,7 +102,7 @@ class Statement:
     """A statement whose SQL text is sent until it has been prepared; after that, only its name and values are sent.
 
     Args:
-        name: the name of the prepared statement.
+        name: the name of the prepared statement, or "" for one that is always sent as text.
         text: the SQL, with parameters as `%(name)s`. In a prepared statement, `{seqscan_back}` becomes an additional
             column, which restores `enable_seqscan`.
     """
@@ -114,7 +114,7 @@ class Statement:
         self._placeholders = [name.encode() for name in names]
         self._text = PARAMETER.sub(r"%(\1)b", self.text).encode()
         self.preparation = f"PREPARE {name} AS {_prepared(text)}; ".encode()
-        self._call = f"EXECUTE {name}(".encode()
+        self._call = f"EXECUTE {name}(".encode() if name else b""
 
     def filled(self, raw: Any, state: State, values: Values) -> tuple[bytes, State]:
         """Return what to send on a connection in this state, with the values as literals, and the state after it."""
@@ -133,7 +133,7 @@ class Statement:
                     raise DataError("PostgreSQL text cannot contain NUL (0x00) bytes.")
                 literal = escape(text.encode())
             literals.append(literal)
-        if (calls := state.calls) is None:
+        if (calls := state.calls) is None or not self._call:
             return self._text % dict(zip(self._placeholders, literals, strict=True)), state
         if (called := calls.get(self._call, 0)) == PLANNED:
             literals.append(PLANNED_ALREADY)

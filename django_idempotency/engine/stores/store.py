@@ -86,6 +86,7 @@ class Store(ABC):
     It keeps no per-request state, so threads may share it.
     """
 
+    journal_type: ClassVar[type[Journal]] = Journal
     repeatable: ClassVar[frozenset[object]] = frozenset()
     rolled_back: ClassVar[frozenset[object]] = frozenset()
     busy: ClassVar[frozenset[object]] = frozenset()
@@ -104,7 +105,7 @@ class Store(ABC):
     unmigrated: a table or a column is missing."""
 
     def __init__(self, alias: str) -> None:
-        self.alias, self.journal, self._sql = alias, Journal(alias), Queries(alias)
+        self.alias, self.journal, self._sql = alias, self.journal_type(alias), Queries(alias)
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -161,13 +162,16 @@ class Store(ABC):
 
     # --- public methods
 
-    def claim(self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None) -> ClaimOutcome:
+    def claim(
+        self, request: ClaimRequest, connection: BaseDatabaseWrapper | None = None, *, last: bool = False
+    ) -> ClaimOutcome:
         """Claim the key, or return the reason why it can't be claimed.
 
         This must be the first statement of its transaction.
 
         Args:
             connection: this thread's connection, for a caller that has it at hand.
+            last: whether the claim is also the last statement. A store may then send COMMIT along with it.
         """
         try:
             # Try twice, in case another transaction has changed or deleted the row in the meantime.
@@ -177,6 +181,13 @@ class Store(ABC):
         except KeyLocked:
             return self._locked(request)
         return Conflicted()
+
+    def unheard(self, request: ClaimRequest) -> Claimed | None:
+        """Return the claim of a new key whose answer an exception has kept from this process, if it was committed.
+
+        Only a store that sends COMMIT along with a claim has to look for one.
+        """
+        return None
 
     def look(self, request: ClaimRequest) -> Known:
         """Return the outcome that a duplicate of this request would get now. Claims and locks nothing."""
@@ -200,7 +211,7 @@ class Store(ABC):
             ttl: how many seconds to keep the response from now on. None keeps the expiry time that the claim set.
             resource: the type and id that the operation is about. None keeps what is stored.
             last: the connection, if this is the last statement of the caller's `atomic()` block. A store may then send
-                COMMIT along with it, so errors from COMMIT may be raised here. Only allowed without `ttl`.
+                COMMIT along with it, so errors from COMMIT may be raised here.
             settled: whether to require that all of the key's steps have results. Only allowed with `ttl`.
 
         Raises:
@@ -217,12 +228,11 @@ class Store(ABC):
             "resource_type": type_,
             "resource_id": id_,
         }
-        if last is not None:
-            self._write_last("complete", values, last)
-        elif ttl is None:
-            self._write("complete", values)
+        name = "complete" if ttl is None else "complete_settled" if settled else "complete_and_keep"
+        if last is None:
+            self._write(name, values)
         else:
-            self._write("complete_settled" if settled else "complete_and_keep", values)
+            self._write_last(name, values, last)
 
     def release(self, claimed: Claimed) -> None:
         """Delete this claim's row, so that the next request with this key counts as new.

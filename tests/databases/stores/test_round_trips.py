@@ -110,8 +110,8 @@ class TestHowMany:
         """The other transaction has ended by then, so the key is claimed the long way."""
         other, begin, lock = connection.copy(), messages.begin, [a_claim().identity.scope_hash]
 
-        def begins(*args: Any) -> Any:
-            found = begin(*args)
+        def begins(*args: Any, **how: Any) -> Any:
+            found = begin(*args, **how)
             cursor.execute("SELECT pg_advisory_unlock(%s)", lock)
             return found
 
