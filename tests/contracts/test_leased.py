@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Conflicted
 from django_idempotency.engine.stores import store_for
@@ -20,6 +20,7 @@ from tests.http import post_empty
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Slow, lapse
 from tests.shopapp.models import Order
+from tests.ways import ALL_WAYS, going
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 Threads = Callable[..., list[Any]]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.leased_urls")]
+
+
+@pytest.fixture(params=ALL_WAYS[::2] if connection.vendor == "postgresql" else ALL_WAYS[:1], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with going(request.param):
+        yield
 
 
 @contextmanager

@@ -14,11 +14,12 @@ from django_idempotency.engine.stores import store_for
 from tests.contracts import test_late_claims, test_states
 from tests.contracts.adapters import Function, RestFramework, adapters
 from tests.contracts.test_adapters import TestKeys, TestOutcomes
+from tests.contracts.test_adapters_leased import TestLeased
 from tests.ways import WAYS, going
 
-__all__ = ["TestKeys", "TestOutcomes"]
+__all__ = ["TestKeys", "TestLeased", "TestOutcomes"]
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
-adapter = http = adapters(lambda adapter: type(adapter) is Function)
+adapter = http = under_atomic_requests = adapters(lambda adapter: type(adapter) is Function)
 answering = adapters(lambda adapter: type(adapter) is RestFramework)
 
 

@@ -14,14 +14,14 @@ from uuid import uuid4
 import pytest
 from django.db import connection, connections
 
-from django_idempotency import StoreBusy, run_once
+from django_idempotency import Operation, StoreBusy, run_once
 from django_idempotency.engine.stores import store_for
 from django_idempotency.exceptions import OperationInProgress
 from django_idempotency.models import IdempotencyKey
 from tests.servers import eventually
 from tests.shopapp.models import Order
 from tests.sql import ask
-from tests.strikes import Limit, Striking, lines_of, striking
+from tests.strikes import Limit, Striking, lines_of, strike, striking
 from tests.ways import sql
 
 psycopg = pytest.importorskip("psycopg")
@@ -69,6 +69,50 @@ def test_an_exception_before_any_line_poisons_no_connection(state: messages.Stat
     assert orders == keys
     assert expected <= keys
     assert struck > 50
+
+
+def charge_and_place(key: str) -> None:
+    """Leased, with each kind of message."""
+
+    def pay(operation: Operation) -> int:
+        operation.derive_key("charge")
+        operation.call("charge", lambda: 1)
+        return int(operation.write("order", Order.objects.create, reference=key).pk)
+
+    run_once(pay, scope="s", key=key, operation="p", lease=60)
+
+
+def test_a_signal_before_any_line_of_a_leased_message_leaves_one_order() -> None:
+    """The client's retry may come at once: the claim is released even if its answer has not been received.
+
+    Only while the server is at work can the claim be committed later; then the lease has to run out.
+    """
+    store = store_for("default")
+    of_store = [getattr(type(store), name) for name in ("claim", "_claim_by_messages", "_write_last", "unheard")]
+    of_journal = [getattr(type(store.journal), name) for name in ("_start", "_end", "_send")]
+    of_module = [messages.begin, messages.send, messages._send]
+    keys = []
+    charge_and_place("warms-up")
+    with striking():
+        for number, (code, line) in enumerate(lines_of(*of_store, *of_journal, *of_module)):
+            for which in range(1, 8):
+                keys.append(key := f"struck-{number}-{which}")
+                if not Signal(code, line, which).during(partial(charge_and_place, key)):
+                    break
+                charge_and_place(key)
+    assert sorted(Order.objects.values_list("reference", flat=True)) == sorted(["warms-up", *keys])
+    assert set(IdempotencyKey.objects.values_list("status", "unknown", "effects")) == {("completed", 0, 1)}
+    assert len(keys) > 100
+
+
+class Signal(Striking):
+    """Strikes by a signal's handler, as a time limit does."""
+
+    def line(self, frame: Any, event: str, argument: Any) -> Any:
+        try:
+            return super().line(frame, event, argument)
+        except Limit:
+            strike()
 
 
 @contextmanager

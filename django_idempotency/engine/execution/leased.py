@@ -161,8 +161,8 @@ def _ended(store: Store, request: ClaimRequest, claim: Claimed, finished: Finish
     """Complete the key or mark it as failed. Raises `ClaimLost`."""
     if finished.final is not None:
         try:
-            how = {"ttl": request.ttl, "settled": settled, "last": store.connection}
-            committed(store, END, partial(store.complete, claim, finished.final, **how))
+            complete = partial(store.complete, claim, finished.final, ttl=request.ttl, settled=settled)
+            committed(store, END, partial(complete, last=store.connection))
         except ClaimLost:
             if not settled:
                 raise

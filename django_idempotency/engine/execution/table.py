@@ -72,7 +72,7 @@ class TableJournal(StepJournal):
     # --- calls and reads
 
     def start_call(self, step: Step, *, keyed: bool | None) -> None:
-        asked: dict[str, Any] = {"keyed": keyed}
+        asked: dict[str, Any] = {"keyed": keyed, "last": True}
         if keyed is not None:
             # "hold" repeats a call only after `reconcile` has settled its earlier start.
             asked |= {"keys_last": self._keys_last, "anew": self._policy == "hold"}
@@ -88,7 +88,7 @@ class TableJournal(StepJournal):
             if text is not None:
                 committed(self._store, what, partial(self._journal.enter_lost, self._claim, step.name, text))
             return None
-        finish = partial(self._journal.finish_call, self._claim, step.name, text)
+        finish = partial(self._journal.finish_call, self._claim, step.name, text, last=True)
         try:
             committed(self._store, what, finish, twice=True)
         except AlreadyFinished:
@@ -142,7 +142,7 @@ class TableJournal(StepJournal):
                 self.writing = False
                 ended = self._store.has_no_transaction(self._store.connection)
             if not ended:
-                self._journal.finish_write(self._claim, name, done[0])
+                self._journal.finish_write(self._claim, name, done[0], last=True)
             return value
 
         try:
@@ -169,7 +169,7 @@ class TableJournal(StepJournal):
         """
         if name in self._journal.steps(self._claim):  # a raw COMMIT has committed the step's start
             if done:
-                committed(self._store, what, partial(self._journal.finish_write, self._claim, name, done[0]))
+                committed(self._store, what, partial(self._journal.finish_write, self._claim, name, done[0], last=True))
             return
         committed(self._store, what, partial(self._journal.start_write, self._claim, name))
         if done:

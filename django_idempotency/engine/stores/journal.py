@@ -188,6 +188,7 @@ class Journal:
         again: bool = False,
         anew: bool = False,
         keys_last: float | None = None,
+        last: bool = False,
     ) -> None:
         """Record the start of a call before it is made. Raises `LeaseLost`.
 
@@ -201,12 +202,13 @@ class Journal:
             anew: the earlier start was settled, so that only this one can be in doubt.
             keys_last: raise `NotRepeatable` unless this start and all earlier ones are keyed, and the first was less
                 than this many seconds ago. With None, none of this is checked.
+            last: see `Store.complete`.
         """
+        if not again:
+            self._start(claimed, name, Kind.CALL, keyed=bool(keyed), last=last)
+            return
         with self._atomic():
-            self.fence(claimed, unknown=0 if again else 1)
-            if not again:
-                self._add(claimed, name, Kind.CALL, keyed=bool(keyed))
-                return
+            self.fence(claimed)
             step = self._unfinished(claimed, name)
             if not step.exists():
                 raise lease_lost()
@@ -215,16 +217,13 @@ class Journal:
             changes = ({"keyed": False} if keyed is False else {}) | ({"started_at": Clock()} if anew else {})
             step.update(attempt=claimed.attempt, **changes)
 
-    def finish_call(self, claimed: Claimed, name: str, result: str | None) -> None:
+    def finish_call(self, claimed: Claimed, name: str, result: str | None, *, last: bool = False) -> None:
         """Record the result of a call. None means that its value is lost. Raises `LeaseLost`.
 
         A caller that tries again after a database error can treat `AlreadyFinished` as success. See Note [Lost
         answers].
         """
-        with self._atomic():
-            self.fence(claimed, unknown=-1, effects=1)
-            if not self._finish(claimed, name, result):
-                raise AlreadyFinished
+        self._end(claimed, name, result, effects=1, last=last)
 
     def enter_lost(self, claimed: Claimed, name: str, result: str) -> None:
         """Store the lost value of a finished call. Raises `LeaseLost`."""
@@ -250,8 +249,7 @@ class Journal:
 
         See Note [Writes in doubt].
         """
-        self.fence(claimed, unknown=1)
-        self._add(claimed, name, Kind.WRITE)
+        self._start(claimed, name, Kind.WRITE)
 
     def has(self, claimed: Claimed, name: str) -> bool:
         """Whether the step has a row, once each earlier transaction of this attempt has ended. Raises `LeaseLost`.
@@ -261,22 +259,21 @@ class Journal:
         self.fence(claimed)
         return name in self.steps(claimed)
 
-    def finish_write(self, claimed: Claimed, name: str, result: str) -> None:
-        """Record the result of a local write, as the last statement of its transaction.
+    def finish_write(self, claimed: Claimed, name: str, result: str, *, last: bool = False) -> None:
+        """Record the result of a local write in its transaction. See `Store.complete` about `last`.
 
         Raises:
             LeaseLost: another worker has taken the key over.
             TransactionBroken: the transaction in which the write was started has been rolled back.
         """
-        # The step is updated first: if its start has been rolled back, the counts must stay as they are.
-        if not self._finish(claimed, name, result):
-            self.fence(claimed)
+        try:
+            self._end(claimed, name, result, last=last)
+        except AlreadyFinished as error:
             raise TransactionBroken(
                 f"The database has rolled back the transaction of operation.write({name!r}), most often because of a "
                 "deadlock, and its function has caught that error and returned. Nothing of the write was committed. "
                 "Let the error propagate: the next retry runs the write again."
-            )
-        self.fence(claimed, unknown=-1)
+            ) from error
 
     # --- for the claim
 
@@ -308,9 +305,19 @@ class Journal:
     def _unfinished(self, claimed: Claimed, name: str) -> QuerySet[IdempotencyStep]:
         return steps_of(self.alias, claimed).filter(UNFINISHED, name=name)
 
-    def _finish(self, claimed: Claimed, name: str, result: str | None) -> int:
-        sealed = seal(claimed, "result", result, name)
-        return self._unfinished(claimed, name).update(result=sealed, finished_at=Clock())
+    def _start(self, claimed: Claimed, name: str, kind: str, *, keyed: bool = False, last: bool = False) -> None:
+        """Count a call or a write, and add it. Raises `LeaseLost`."""
+        with self._atomic():
+            self.fence(claimed, unknown=1)
+            self._add(claimed, name, kind, keyed=keyed)
+
+    def _end(self, claimed: Claimed, name: str, result: str | None, *, effects: int = 0, last: bool = False) -> None:
+        """Count a step as finished, and store its result. Raises `LeaseLost` or `AlreadyFinished`."""
+        with self._atomic():
+            self.fence(claimed, unknown=-1, effects=effects)
+            sealed = seal(claimed, "result", result, name)
+            if not self._unfinished(claimed, name).update(result=sealed, finished_at=Clock()):
+                raise AlreadyFinished
 
     def _add(self, claimed: Claimed, name: str, kind: str, **values: Any) -> None:
         step = IdempotencyStep(

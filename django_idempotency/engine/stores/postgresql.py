@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.conf import settings
 from django.db import DatabaseError, Error, InterfaceError, OperationalError, transaction
@@ -20,7 +20,9 @@ from ...models import IdempotencyKey
 from ..protocol.outcomes import Claimed, ClaimOutcome, ClaimRequest, Conflicted, Known
 from ..protocol.stored_key import Resume, Status, StoredKey, TakeOver, decide
 from . import messages
+from .journal import Journal
 from .messages import IDLE, IN_ERROR, IN_TRANSACTION
+from .postgresql_journal import PostgreSQLJournal
 from .prepared import Statement, statements
 from .queries import Values, as_stored_key, values_of, values_of_claim
 from .server_checks import check_distribution, rows_of
@@ -85,6 +87,7 @@ ELSEWHERE_SQL = SCHEMAS_SQL.format("AND NOT pg_catalog.pg_table_is_visible(held.
 
 
 class PostgreSQLStore(Store):
+    journal_type: ClassVar[type[Journal]] = PostgreSQLJournal
     repeatable = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
     # lock_not_available and query_canceled: the claim outlasted the project's lock_timeout or statement_timeout,
     # perhaps because a migration or VACUUM FULL has locked the table.
@@ -370,6 +373,8 @@ class CitusStore(PostgreSQLStore):
     writes to several nodes commits in two phases. Each statement here is a "router query", which Citus passes unchanged
     to the schema's node. That rules out INSERT … SELECT, which Citus may run on another node.
     """
+
+    journal_type = Journal
 
     def check(self) -> Iterable[CheckMessage]:
         return [*super().check(), *check_distribution(self.connection)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,16 +14,17 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
-from django_idempotency import idempotent
+from django_idempotency import OperationInProgress, PayloadMismatch, idempotent, run_once
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted
 from django_idempotency.engine.stores import messages, store_for
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyKey
 from tests import view_urls
 from tests.claims import SNAPSHOT, a_claim, granted
+from tests.leases import Broken, as_if_killed
 from tests.shopapp.models import Order
 from tests.tap import Tap, tapped, verbs, watched
-from tests.ways import WAYS, going, request_like, warm_up
+from tests.ways import WAYS, going, request_like, sql, warm_up
 
 Post = Callable[..., Any]
 pytestmark = [
@@ -64,6 +66,20 @@ def tap(way: str) -> Iterator[Tap]:
         warm_up()
         tap.take()
         yield tap
+
+
+@contextmanager
+def dividing(called: str) -> Iterator[None]:
+    """A deferred trigger of the project does this at each COMMIT of an order."""
+    sql(
+        f"CREATE FUNCTION divides() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM {called}; RETURN NEW; END $$",
+        f"CREATE CONSTRAINT TRIGGER divides AFTER INSERT ON {Order._meta.db_table} DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION divides()",
+    )
+    try:
+        yield
+    finally:
+        sql("DROP FUNCTION divides CASCADE")
 
 
 OPENED = {"text": ["BEGIN", "WITH"], "prepared": ["BEGIN", "EXECUTE"]}
@@ -143,6 +159,131 @@ class TestHowMany:
             assert store_for("default").claim(a_claim(fingerprint=b"2" * 32)) == granted(claimed.id, 2)
 
 
+def pay(operation: Any) -> int:
+    """One call and one write."""
+    operation.call("charge", lambda: 1)
+    return int(operation.write("order", Order.objects.create).pk)
+
+
+def once(key: str, work: Any = pay, **options: Any) -> Any:
+    return run_once(work, scope="s", key=key, operation="pay", **{"lease": 60, **options})
+
+
+ALONE = ["BEGIN", "WITH", "COMMIT"]
+"""A change of the journal, text in each way: its statement with BEGIN and COMMIT."""
+WRITES = [["BEGIN", "WITH"], ["INSERT"], ["WITH", "COMMIT"]]
+
+
+class TestLeased:
+    """Each change of the journal is one message."""
+
+    def test_a_call_and_a_write_take_seven(self, tap: Tap, way: str) -> None:
+        """The claim, the call's start and its result, the three of the write, and the completion."""
+        once("k")
+        assert verbs(tap.take()) == [[*OPENED[way], "COMMIT"], ALONE, ALONE, *WRITES, ALONE]
+
+    def test_a_duplicate_takes_one(self, tap: Tap, way: str) -> None:
+        """A replay, a mismatch, and a conflict with a worker that holds the lease."""
+
+        def meets_itself(operation: Any) -> None:
+            tap.take()
+            with pytest.raises(OperationInProgress):
+                once("c", meets_itself)
+            assert verbs(tap.take()) == [[*OPENED[way], "COMMIT"]]
+
+        once("k", payload=1)
+        once("c", meets_itself)
+        tap.take()
+        assert once("k", payload=1).replayed
+        assert verbs(tap.take()) == [[*OPENED[way], "COMMIT"]]
+        with pytest.raises(PayloadMismatch):
+            once("k", payload=2)
+        assert verbs(tap.take()) == [[*OPENED[way], "COMMIT"]]
+
+    def test_a_conflict_with_another_claim_takes_two(self, tap: Tap, way: str) -> None:
+        """Whether the lock is still held is asked once more."""
+        once("k")
+        other = connection.copy()
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s)", [IdempotencyKey.objects.get().scope_hash])
+        IdempotencyKey.objects.all().delete()
+        tap.take()
+        try:
+            with pytest.raises(OperationInProgress):
+                once("k")
+        finally:
+            other.close()
+        assert verbs(tap.take()) == [[*OPENED[way], "COMMIT"], ["SELECT"]]
+
+    @pytest.mark.parametrize("abandoned", [False, True], ids=["failed", "abandoned"])
+    def test_the_next_attempt_claims_the_long_way(self, tap: Tap, way: str, abandoned: bool) -> None:
+        """Its steps are read, and the call isn't made again: twelve."""
+
+        def breaks(operation: Any) -> None:
+            operation.call("charge", lambda: 1)
+            raise Broken
+
+        with pytest.raises(Broken):
+            once("k", breaks)
+        if abandoned:
+            as_if_killed()
+        tap.take()
+        once("k")
+        sent = verbs(tap.take())
+        claimed = [["BEGIN"], ["WITH"], ["SELECT"], ["SELECT"], ["UPDATE"], ["COMMIT"], ["SELECT"]]
+        assert sent == [[*OPENED[way], "COMMIT"], *claimed, *WRITES, ALONE]
+
+    def test_a_key_that_may_be_too_old_is_committed_when_that_is_known(self, tap: Tap, way: str) -> None:
+        with transaction.atomic():
+            store_for("default").claim(a_claim(lease=60.0, late=lambda now: False), last=True)
+        assert verbs(tap.take()) == [OPENED[way], ["COMMIT"]]
+
+    def test_by_djangos_cursor_they_are_as_many_as_on_other_databases(self) -> None:
+        """Each statement by itself, and BEGIN and COMMIT around each change."""
+        with going("cursor"), tapped() as tap:
+            once("k")
+            messages = verbs(tap.take())
+        assert [verb for [verb] in messages] == [
+            *("BEGIN", "WITH", "COMMIT"),
+            *("BEGIN", "UPDATE", "INSERT", "COMMIT"),
+            *("BEGIN", "UPDATE", "UPDATE", "COMMIT"),
+            *("BEGIN", "UPDATE", "INSERT", "INSERT", "UPDATE", "UPDATE", "COMMIT"),
+            *("BEGIN", "UPDATE", "COMMIT"),
+        ]
+
+    def test_a_write_in_whose_commit_the_projects_trigger_divides_by_zero(self, tap: Tap) -> None:
+        """That is the project's error: nobody has taken the key over."""
+        with dividing("1 / NEW.amount"), pytest.raises(DatabaseError, match="division by zero"):
+            once("k")
+        assert (Order.objects.count(), IdempotencyKey.objects.get().status) == (0, "failed")
+        assert once("k").replayed is False
+        assert Order.objects.count() == 1
+
+    def test_a_write_that_ends_in_the_schema_of_nobody_is_refused(self, tap: Tap) -> None:
+        def strays(operation: Any) -> None:
+            operation.write("order", lambda: sql("SET search_path TO pg_catalog"))
+
+        with pytest.raises(DatabaseError, match="does not exist"):
+            once("k", strays)
+        assert IdempotencyKey.objects.get().status == "failed"
+
+    @pytest.mark.parametrize("lost", ["DEALLOCATE ALL", "DISCARD PLANS; DEALLOCATE ALL"])
+    def test_a_write_may_drop_all_prepared_statements(self, tap: Tap, lost: str) -> None:
+        def deallocates(operation: Any) -> Any:
+            return operation.write("order", lambda: sql(lost) or Order.objects.create().pk)
+
+        assert once("k", deallocates).replayed is False
+        assert once("k", deallocates).replayed is True
+        assert Order.objects.count() == 1
+
+    def test_a_large_result_is_stored(self, tap: Tap) -> None:
+        """Of a call, in the same message; and of the work, whose body goes as binary, by itself."""
+        large = "ä" * 100_000
+        assert once("k", lambda operation: operation.call("charge", lambda: large)).value == large
+        assert verbs(tap.take())[1:] == [ALONE, ALONE, ["BEGIN"], ["WITH"], ["COMMIT"]]
+        assert once("k").value == large
+
+
 class TestNobodyCanTell:
     """What Django promises about a transaction holds, whichever way it was opened."""
 
@@ -163,22 +304,8 @@ class TestNobodyCanTell:
         self, tap: Tap, way: str, caplog: pytest.LogCaptureFixture, called: str, error: str
     ) -> None:
         """Of a deferred trigger: nothing says that the view deleted a row, or that a function of ours is gone."""
-        table, own = Order._meta.db_table, "divides"
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"CREATE FUNCTION {own}() RETURNS trigger LANGUAGE plpgsql AS "
-                f"$$ BEGIN PERFORM {called}; RETURN NEW; END $$"
-            )
-            cursor.execute(
-                f"CREATE CONSTRAINT TRIGGER {own} AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
-                f"FOR EACH ROW EXECUTE FUNCTION {own}()"
-            )
-        try:
-            with pytest.raises(DatabaseError, match=error):
-                request_like(Order.objects.create)
-        finally:
-            with connection.cursor() as cursor:
-                cursor.execute(f"DROP FUNCTION {own} CASCADE")
+        with dividing(called), pytest.raises(DatabaseError, match=error):
+            request_like(Order.objects.create)
         assert CLOSED[way] in verbs(tap.take())
         assert (Order.objects.count(), IdempotencyKey.objects.count()) == (0, 0)
         assert caplog.records == []

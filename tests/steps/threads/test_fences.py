@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,10 +27,10 @@ Step = Callable[[Store, Claimed], Any]
 CLAIM = a_claim(lease=60.0, policy="retry")
 
 
-def write(store: Store, claimed: Claimed) -> None:
+def write(store: Store, claimed: Claimed, **how: bool) -> None:
     with transaction.atomic():
         store.journal.start_write(claimed, "order")
-        store.journal.finish_write(claimed, "order", "{}")
+        store.journal.finish_write(claimed, "order", "{}", **how)
 
 
 STEPS: dict[str, Step] = {
@@ -41,6 +42,26 @@ STEPS: dict[str, Step] = {
     "renew": lambda store, claimed: store.journal.renew(claimed, 60.0),
     "complete": lambda store, claimed: store.complete(claimed, SNAPSHOT, ttl=60),
     "fail": lambda store, claimed: store.journal.fail(claimed, CLAIM, "it broke"),
+}
+
+
+def alone(change: Callable[..., Any]) -> Step:
+    """The change is all that its transaction does, as in leased work. PostgreSQL gets it in one message."""
+
+    def changed(store: Store, claimed: Claimed) -> None:
+        with transaction.atomic():
+            change(store, claimed, last=True)
+
+    return changed
+
+
+STEPS |= {
+    "start alone": alone(lambda store, *of, **how: store.journal.start_call(*of, "mail", keyed=False, **how)),
+    "write alone": partial(write, last=True),
+    "finish alone": alone(lambda store, *of, **how: store.journal.finish_call(*of, "charge", "{}", **how)),
+    "complete alone": alone(
+        lambda store, *of, **how: store.complete(*of, SNAPSHOT, ttl=60, last=store.connection if how["last"] else None)
+    ),
 }
 
 # A read is only kept: beside a takeover on another node, its result does no harm.
