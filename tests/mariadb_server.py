@@ -1,10 +1,14 @@
-"""A MariaDB server of a test's own, for settings that need a restart."""
+"""A MariaDB server of a test's own, for settings that need a restart.
+
+`python -m tests.mariadb_server COMMAND…` runs a command that finds such a server in DATABASE_URL.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -93,3 +97,14 @@ def migrated(name: str, settings: dict[str, Any]) -> Iterator[None]:
     with alias(name, settings):
         call_command("migrate", database=name, verbosity=0)
         yield
+
+
+def url(settings: dict[str, Any]) -> str:
+    return f"mysql://root@localhost/{settings['NAME']}?unix_socket={settings['OPTIONS']['unix_socket']}"
+
+
+if __name__ == "__main__":
+    if lacking := missing():
+        sys.exit(f"NOT RUN: MariaDB, because this is missing: {lacking}")
+    with mariadb("--max-connections=300", "--innodb-flush-log-at-trx-commit=0") as started:
+        sys.exit(subprocess.run(sys.argv[1:], env={**os.environ, "DATABASE_URL": url(started)}).returncode)

@@ -10,6 +10,9 @@ from tests.settings import DATABASES
 
 del DATABASES["other"]
 DATABASES["default"]["NAME"] = os.environ["SERVER_DATABASE"]
+if "SERVER_HOST" in os.environ:  # a pooler
+    DATABASES["default"].update(HOST=os.environ["SERVER_HOST"], PORT=os.environ["SERVER_PORT"])
+    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
 ROOT_URLCONF = os.environ["SHOP_URLS"]
 MIDDLEWARE = json.loads(os.environ.get("SHOP_MIDDLEWARE", "[]"))
 IDEMPOTENCY = json.loads(os.environ.get("SHOP_IDEMPOTENCY", "{}"))

@@ -1,17 +1,22 @@
-"""0.4.0 is replaced by this release while customers order, with keys in each state; then the books are counted."""
+"""0.4.0 is replaced by this release while customers order, with keys in each state; then the books are counted.
+
+Short here. More customers' orders, and both releases behind one pooler: `UPGRADES=20 tox run -e upgrades`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,11 +37,13 @@ from tests.databases.upgrades.releases import (
     succeed,
 )
 from tests.leases import lapse
+from tests.pooler import PGBOUNCER, pgbouncer
 from tests.servers import eventually, fake_gateway
 from tests.shopapp import models as books
 from tests.step_rows import miscounted
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+LONGER = int(os.environ.get("UPGRADES", "1"))
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300 * LONGER)]
 CUSTOMERS = 2
 PATHS = ("plain", "rest", "tombstone", "named", "keyed", "held", "jobs/atomic", "jobs/leased")
 THREE_STEPS = {"keyed", "held", "unkeyed", "repeated", "accepted", "settled", "jobs/leased"}
@@ -117,6 +124,10 @@ CASES = {
 }
 
 
+KILLED = 2 * sum(DIES in case.first for case in CASES.values()) + 2
+"""Workers in both ways, and two `migrate`."""
+
+
 class Traffic:
     """Customers who send each order to every release at once, and again when it is done."""
 
@@ -128,7 +139,7 @@ class Traffic:
 
     def order_more(self, orders: int = 1) -> None:
         """A busy machine has less traffic, and takes no longer."""
-        self._wanted.release(orders)
+        self._wanted.release(orders * LONGER)
 
     def customer(self, number: int) -> None:
         chance = random.Random(number)
@@ -275,14 +286,27 @@ def meets_an_open_transaction(folder: Path, there: httpx.Client, back: httpx.Cli
     return paused.order
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-def test_keys_in_each_state(release_0_4_0: Release, tmp_path: Path, sealed: bool) -> None:
+@pytest.mark.parametrize(
+    ("sealed", "pooled"),
+    [
+        pytest.param(False, False, id="plain"),
+        pytest.param(True, False, id="sealed"),
+        pytest.param(False, True, id="behind one pooler", marks=pytest.mark.only_on("postgresql")),
+    ],
+)
+def test_keys_in_each_state(
+    release_0_4_0: Release, tmp_path: Path, sealed: bool, pooled: bool, record_property: Any
+) -> None:
     """One order for each key, one charge for each call, whichever release has begun, and whichever goes on."""
+    if pooled and (LONGER == 1 or PGBOUNCER is None):
+        pytest.skip("for the long run, with an installed pgbouncer: UPGRADES=20 tox run -e upgrades")
     folder = tmp_path / "paused"
     folder.mkdir()
     conf = {"ENCRYPTION_KEYS": [ENCRYPTION_KEY]} if sealed else {}
-    with fake_gateway() as gateway, ExitStack() as newer, ExitStack() as customers:
+    through: Any = pgbouncer(12) if pooled else nullcontext({})
+    with fake_gateway() as gateway, through as way, ExitStack() as newer, ExitStack() as customers:
         shop = {
+            **way,
             "SHOP_IDEMPOTENCY": json.dumps(conf),
             "SHOP_FOLDER": str(folder),
             "GATEWAY": str(gateway.base_url).rstrip("/"),
@@ -323,5 +347,6 @@ def test_keys_in_each_state(release_0_4_0: Release, tmp_path: Path, sealed: bool
         expected += [effects(back[name], case) for name, case in CASES.items()]
         expected += [effects(order) for order in in_progress] + [effects(order) for order, _ in traffic.done]
         assert_once(gateway, *expected)
+    record_property("counted", {"requests": len(expected), "workers killed": KILLED})
     assert miscounted() == {}
     assert not IdempotencyKey.objects.exclude(status="completed").exists()

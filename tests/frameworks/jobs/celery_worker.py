@@ -19,6 +19,8 @@ from django_idempotency import ResultNotStorable, once  # noqa: E402
 from tests.shopapp.models import Ledger, Order  # noqa: E402
 
 FOLDER = Path(os.environ["CELERY_FOLDER"])
+RECEIPT = "x" * 20_000
+"""As long as the JSON of an invoice: the time limit also strikes while it is written, sent and read."""
 app = Celery(
     "tests.frameworks.jobs.celery_worker",
     broker="filesystem://",
@@ -33,7 +35,7 @@ app = Celery(
 
 
 @once(scope="celery", key=lambda order: order)
-def place(order: str) -> str:
+def place(order: str) -> dict[str, str]:
     Order.objects.create(reference=order)
     if order.startswith("crash") and not (FOLDER / "crashed").exists():
         (FOLDER / "crashed").touch()
@@ -41,7 +43,7 @@ def place(order: str) -> str:
     if order.startswith("hang") and not (FOLDER / "hung").exists():
         (FOLDER / "hung").touch()
         signal.pause()
-    return order
+    return {"order": order, "receipt": RECEIPT}
 
 
 @app.task(name="place_order", ignore_result=True, acks_late=True, reject_on_worker_lost=True)
@@ -62,13 +64,13 @@ def place_orders(batch: str) -> None:
         with (FOLDER / f"answered-{batch}").open("w", buffering=1) as answered:
             try:
                 for number in count():
-                    answered.write(place(f"{batch}-{number}") + "\n")
+                    answered.write(place(f"{batch}-{number}")["order"] + "\n")
                     if time.monotonic() > end:
                         break
             except (SoftTimeLimitExceeded, ResultNotStorable) as error:
                 if not isinstance(error.__cause__ or error, SoftTimeLimitExceeded):
                     raise
-            answered.write(place(f"{batch}-after") + "\n")
+            answered.write(place(f"{batch}-after")["order"] + "\n")
     except BaseException:
         (FOLDER / f"ended-{batch}").write_text(traceback.format_exc())
         raise

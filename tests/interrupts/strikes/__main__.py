@@ -48,8 +48,7 @@ def mariadb(*arguments: str) -> bool:
     if missing := mariadb_server.missing():
         return not_run("MariaDB", f"this is missing: {missing}")
     with mariadb_server.mariadb() as settings:
-        url = f"mysql://root@localhost/{settings['NAME']}?unix_socket={settings['OPTIONS']['unix_socket']}"
-        return strike(*arguments, DATABASE_URL=url)
+        return strike(*arguments, DATABASE_URL=mariadb_server.url(settings))
 
 
 def mysql(*arguments: str) -> bool:
