@@ -47,13 +47,22 @@ def versioned(current: str, earlier: str) -> Versioned:
 
 
 def by_value(kind: str, *parts: bytes | str) -> bytes:
-    return digest(kind, *[_CHANGED.sub(r"\1", part) if isinstance(part, str) else part for part in parts])
+    for part in parts:
+        if isinstance(part, str) and "\0" in part:
+            return _digest_of(r"\1", kind, parts)
+    return digest(kind, *parts)
 
 
 def as_written(kind: str, *parts: bytes | str) -> bytes | None:
     """The rule of 0.4.0. Return None if it writes these parts as `by_value` does, as for nearly all requests."""
-    written = [_CHANGED.sub(r"\2", part) if isinstance(part, str) and "\0" in part else part for part in parts]
-    return None if written == [*parts] else digest(kind, *written)
+    for part in parts:
+        if isinstance(part, str) and "\0" in part:
+            return _digest_of(r"\2", kind, parts)
+    return None
+
+
+def _digest_of(form: str, kind: str, parts: tuple[bytes | str, ...]) -> bytes:
+    return digest(kind, *[_CHANGED.sub(form, part) if isinstance(part, str) else part for part in parts])
 
 
 RULES: tuple[Callable[..., bytes | None], ...] = (by_value, as_written)
