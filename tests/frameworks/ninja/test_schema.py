@@ -92,7 +92,8 @@ def test_what_the_project_declares_stays(api: Any) -> None:
     assert found["parameters"] == [own]
     assert found["x-shop"] == 1
     assert list(found["responses"]["409"]["content"]) == ["application/json", "application/problem+json"]
-    assert found["responses"]["422"]["description"].startswith("Sold out.\nIdempotency-Key is already used")
+    described = found["responses"]["422"]["description"]
+    assert (described.startswith("Sold out.\n"), "(already-used)" in described) == (True, True)
 
 
 def test_it_serves_a_projects_own_class(key: str) -> None:

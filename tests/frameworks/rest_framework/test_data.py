@@ -69,13 +69,13 @@ def test_a_problem_has_data(post: Post) -> None:
     post("/orders", {"amount": 1})
     refused = post("/orders", {"amount": 2})
     assert (refused.status_code, refused.data) == (422, json.loads(refused.content))
-    assert refused.data["title"] == "Idempotency-Key is already used"
+    assert refused.data["code"] == "already-used"
 
 
 def test_a_view_without_a_parser_for_json_has_data_too(rf: Any) -> None:
     """Of a problem, which is JSON."""
     refused = Silent.as_view()(rf.post("/"))
-    assert (refused.status_code, refused.data["title"]) == (400, "Idempotency-Key is missing")
+    assert (refused.status_code, refused.data["code"]) == (400, "missing-key")
 
 
 @pytest.mark.parametrize(

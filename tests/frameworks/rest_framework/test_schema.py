@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -130,20 +131,11 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
     """Parameter, replay header and the problems of a protected create."""
     settings.IDEMPOTENCY = {"DOCS_URL": "https://shop.example/retries"}
     found = operation("/orders/")
-    assert header(found) == {
-        "in": "header",
-        "name": "Idempotency-Key",
-        "schema": {"type": "string"},
-        "description": "- Key: 1 to 255 visible ASCII characters, unique for each operation, such as a UUID. In double "
-        'quotes (a string of RFC 9651), or bare if it has no " , ; ( ) and begins with no : ? @.\n'
-        "- Unique for: the authenticated user, else the credential or session that was sent, else all anonymous "
-        "callers\n"
-        "- Compared with the first request: method, path, query string, content type and body (JSON and forms up to "
-        "128 KiB by their values)\n"
-        "- Kept for: 1 hour from the first request. After that the key is as if it had never been used.\n"
-        "- See also: https://shop.example/retries",
-        "required": True,
-    }
+    parameter: Any = header(found)
+    told = dict(re.findall(r"(?m)^- ([\w ]+): (.+)$", parameter.pop("description")))
+    assert parameter == {"in": "header", "name": "Idempotency-Key", "schema": {"type": "string"}, "required": True}
+    assert [*told] == ["Key", "Unique for", "Compared with the first request", "Kept for", "See also"]
+    assert (told["Kept for"][:7], told["See also"]) == ("1 hour ", "https://shop.example/retries")
     assert list(found["responses"]) == ["201", "400", "409", "422", "503"]
     assert found["responses"]["201"]["headers"][REPLAYED] == {
         "schema": {"type": "string", "enum": ["true", "false"]},
@@ -156,8 +148,8 @@ def test_c8_c14_an_operation_in_full(settings: Any) -> None:
     assert conflict["content"] == mismatch["content"] == problem
     assert list(conflict["headers"]) == [REPLAYED, "Retry-After"]
     assert list(mismatch["headers"]) == [REPLAYED]
-    assert conflict["description"].startswith("A request is outstanding for this Idempotency-Key (in-progress): The ")
-    assert mismatch["description"].startswith("Idempotency-Key is already used (already-used): ")
+    assert "(in-progress): The " in conflict["description"]
+    assert "(already-used): " in mismatch["description"]
     busy = found["responses"]["503"]
     assert list(busy["headers"]) == [REPLAYED, "Retry-After"]
     assert busy["description"].startswith("The idempotency store is busy (busy): Nothing was done.")
