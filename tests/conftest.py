@@ -23,9 +23,11 @@ LONG = (
     *("acceptance/test_demo.py", "attacks/test_in_flight.py", "browser", "databases/clusters", "databases/upgrades"),
     *(f"interrupts/test_{name}.py" for name in ("bursts", "chaos", "half_done", "inner_blocks", "messages")),
     *("interrupts/strikes", "interrupts/test_recovery.py", "interrupts/test_restarts.py"),
+    *("acceptance/test_tutorial.py", "frameworks/jobs"),
 )
-"""What needs a minute of its own: the demo once more, whole browsers, 10,000 keys, clusters of servers, upgrades under
-traffic, servers that are killed at random or restarted, and exceptions that strike everywhere."""
+"""What needs a minute of its own: the demo once more, the tutorial with its installation, whole browsers, 10,000 keys,
+clusters of servers, upgrades under traffic, queues whose workers are killed, servers that are killed at random or
+restarted, and exceptions that strike everywhere."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
