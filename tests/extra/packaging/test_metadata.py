@@ -48,3 +48,10 @@ def test_the_changelog_begins_with_the_version():
     """Below what is not released yet."""
     unreleased, released = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())[:2]
     assert (unreleased, released) == ("Unreleased", PROJECT["version"])
+
+
+def test_a_release_candidate_says_so():
+    """And a release says nothing of the kind."""
+    version, pages = PROJECT["version"], [(ROOT / page).read_text() for page in ("README.md", "docs/versions.md")]
+    assert ["release candidate" in page for page in pages] == ["rc" in version] * 2
+    assert (f"**{version} is a release candidate**" in pages[1]) is ("rc" in version)
