@@ -89,7 +89,7 @@ def asked(expressions: list[str]) -> tuple[set[str], set[str]]:
 
 
 def promtool(*args: str) -> str:
-    done = subprocess.run([str(PROMTOOL), *args], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([str(PROMTOOL), *args], capture_output=True, text=True, timeout=100, check=False)
     return f"{done.returncode}\n{done.stdout}{done.stderr}"
 
 
