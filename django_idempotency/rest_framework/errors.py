@@ -39,7 +39,7 @@ def error_response(request: Any, problem: Problem) -> Any:
     if view is None:
         return problem_details(request, problem)
     # The handler calls `set_rollback()`, although nothing has been written that could be rolled back. In a TestCase,
-    # that call would stop the queries of the test itself.
+    # that call would block the test's own queries.
     before = {each: each.needs_rollback for each in connections.all(initialized_only=True) if each.in_atomic_block}
     try:
         return _handled(view, RequestRefused(problem))

@@ -7,7 +7,7 @@ and nowhere for work that has no steps. See Note [One meaning].
 Projects use observe mode first, run their tests with `ENABLED=False`, and may allow requests without a key. If steps
 behaved differently without protection, all of that would seem to work, and the first protected charge would fail after
 the money had moved. Step names, conversions, `results`, and the errors raised before a call are therefore the same
-everywhere. The one difference concerns a result that can't be stored, which is an error after the call. Without
+everywhere. There is one difference: a result that can't be stored raises an error once the call has returned. Without
 protection, the view gets this result unchanged, and the error is only logged: raising it would make the client retry,
 and the retry would charge again.
 """

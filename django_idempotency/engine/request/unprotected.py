@@ -78,7 +78,7 @@ def safely(work: Callable[[], T]) -> T | None:
         if is_limit(error) or isinstance(error, UNREADABLE) or isinstance(error.__context__, UNREADABLE):
             raise  # otherwise the request would outlive its limit, or the view would get an empty body
         with harmless():
-            if isinstance(error, BadRequest):  # such as an upload that was cut off, which any client can do
+            if isinstance(error, BadRequest):  # any client can cause one, for example by cutting off an upload
                 logger.warning("Observed: a request would have been refused with 400. %s", error)
             else:
                 logger.exception("Observing an idempotency key failed; the request goes on.")
