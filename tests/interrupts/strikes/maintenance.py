@@ -313,8 +313,8 @@ def scrape(key: str) -> Any:
 def scraped(key: str, run: Run) -> Problems:
     """The next scrape, in another thread as that of each request, is not kept waiting by the one that was struck."""
     with ThreadPoolExecutor(1) as thread:
-        values = {family.name: family.samples[0].value for family in thread.submit(scrape, key).result()}
-    if values["idempotency_keys_database_unavailable"]:
+        families = {family.name: family.samples for family in thread.submit(scrape, key).result()}
+    if families["idempotency_keys_database_unavailable"][0].value:
         yield "the gauges are old"
 
 
