@@ -1,4 +1,4 @@
-"""How is what a step returns kept? As JSON, or as the primary key of a model instance."""
+"""How is a step's result stored? As JSON, or as the primary key of a model instance."""
 
 from __future__ import annotations
 
