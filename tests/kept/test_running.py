@@ -91,6 +91,11 @@ def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callabl
     assert "`KILL` followed by the thread's id" in " ".join(page.split())
     started, killed, threads = Event(), Event(), []
 
+    def is_listed() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(query)
+            return threads[0] in [row[0] for row in cursor.fetchall()]
+
     def hangs() -> None:
         Order.objects.create()
         threads.extend(ask("SELECT connection_id()"))
@@ -105,17 +110,13 @@ def test_a_transaction_that_hangs_is_found_and_ended_by_hand(in_threads: Callabl
             return
         try:
             assert started.wait(DEADLINE), "the work never began"
+            eventually("the transaction to be listed", is_listed, pause=0.2)  # the list may be a moment old
             with connection.cursor() as cursor:
-
-                def is_listed() -> bool:
-                    cursor.execute(query)
-                    return threads[0] in [row[0] for row in cursor.fetchall()]
-
-                eventually("the transaction to be listed", is_listed, pause=0.2)  # the list may be a moment old
                 cursor.execute(f"KILL {threads[0]}")
         finally:
             killed.set()  # an error here is not hidden by the other thread's wait
 
     in_threads(2, run)
+    eventually("the killed transaction to be rolled back", lambda: not is_listed(), pause=0.2)
     assert not Order.objects.exists()
     assert once(lambda: 2) == 2

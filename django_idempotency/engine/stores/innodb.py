@@ -54,8 +54,8 @@ class InnoDBStore(Store):
     unmigrated = frozenset({1054, 1146})  # an unknown column, a missing table
     at_once: ClassVar[str] = ""
     """A prefix that makes a statement fail instead of waiting for a lock."""
-    statement_limit: ClassVar[tuple[str, int]]
-    """The variable that limits how long a SELECT takes, and how many of its units make a second."""
+    statement_limit: ClassVar[tuple[str, Callable[[float], float]]]
+    """The variable that limits how long a SELECT takes, and its value for a number of seconds."""
     guard: ClassVar[str]
     """The subquery with which an INSERT looks for its key."""
     share: ClassVar[str]
@@ -80,7 +80,8 @@ class InnoDBStore(Store):
 
     def read(self, seconds: float, work: Callable[[], T]) -> T:
         # The second variable limits the wait for a table that DDL or LOCK TABLES holds.
-        limits = {self.statement_limit[0]: seconds * self.statement_limit[1], "lock_wait_timeout": math.ceil(seconds)}
+        name, value = self.statement_limit
+        limits = {name: value(seconds), "lock_wait_timeout": math.ceil(seconds)}
         before = self._fetch(f"SELECT {', '.join(f'@@SESSION.{name}' for name in limits)}")
         change = f"SET {', '.join(f'SESSION {name} = %({name})s' for name in limits)}"
         try:
@@ -168,7 +169,7 @@ class MariaDBStore(InnoDBStore):
     """
 
     at_once = AT_ONCE
-    statement_limit = "max_statement_time", 1
+    statement_limit = "max_statement_time", float
     guard = "{}"
     share = AT_ONCE + "{} LOCK IN SHARE MODE"
 
@@ -199,7 +200,7 @@ class MySQLStore(InnoDBStore):
 
     # Reading the table that the INSERT writes to raises error 1093, except in a derived table (a SELECT inside FROM). A
     # plain SELECT would wait for locks, and SKIP LOCKED would mistake a locked row for a new key.
-    statement_limit = "max_execution_time", 1000
+    statement_limit = "max_execution_time", lambda seconds: math.ceil(seconds * 1000)  # MySQL refuses fractions
     guard = "SELECT 1 FROM ({} FOR UPDATE NOWAIT) AS seen"
     share = "{} FOR SHARE NOWAIT"
 

@@ -20,6 +20,7 @@ still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from django.db import Error, connections, transaction
@@ -232,7 +233,8 @@ class Transaction:
             try:
                 connection.rollback()
             except Error:
-                connection.close()
+                with suppress(Error):  # MySQL's drivers can't close a connection that the work has closed itself
+                    connection.close()
             connection.needs_rollback = True
         self.block = None
 
