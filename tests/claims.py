@@ -35,6 +35,12 @@ def claim_and_commit(store: Store, request: ClaimRequest) -> ClaimOutcome:
         return store.claim(request)
 
 
+def complete(store: Store, claimed: Claimed, snapshot: Snapshot = SNAPSHOT, **about: Any) -> None:
+    """In a block of its own, because a store may send COMMIT along with a completion."""
+    with transaction.atomic(using=store.alias):
+        store.complete(claimed, snapshot, **about)
+
+
 def expire() -> None:
     """The retention of every key is over."""
     IdempotencyKey.objects.update(expires_at=timezone.now() - timedelta(days=2))

@@ -62,7 +62,7 @@ def request_like(
         if isinstance(outcome, Claimed):
             for step in work:
                 step()
-            store.complete(outcome, snapshot, resource=resource, last=store.connection)
+            store.complete(outcome, snapshot, resource=resource)
     return outcome
 
 

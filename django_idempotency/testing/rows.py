@@ -76,7 +76,7 @@ def create_key(
     )
     store = store_for(alias_for(using))
 
-    def insert() -> IdempotencyKey:
+    def insert() -> int:
         claimed = store.claim(claim)
         if not isinstance(claimed, Claimed):
             raise ValueError(f"A row with the key {claim.identity.key!r} exists: a request with it gets {claimed}.")
@@ -89,6 +89,6 @@ def create_key(
             store.complete(claimed, capture(answer, options))
         elif status == "failed":
             store.journal.fail(claimed, claim, "made by create_key")
-        return IdempotencyKey.objects.using(store.alias).get(pk=claimed.id)
+        return claimed.id
 
-    return atomically(store.alias, insert)
+    return IdempotencyKey.objects.using(store.alias).get(pk=atomically(store.alias, insert))

@@ -26,7 +26,7 @@ from django_idempotency.maintenance import (
 )
 from django_idempotency.maintenance.cleanup import fail_harmless, preview
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import SNAPSHOT, a_claim, expire
+from tests.claims import SNAPSHOT, a_claim, complete, expire
 from tests.leases import lapse, row
 
 LEASED = a_claim(lease=60.0, policy="retry")
@@ -76,12 +76,12 @@ class TestAttentionContract:
         if change in ("release", "record", "close", "cleanup", "resume"):
             lapse()
         if change == "take over":
-            store.complete(claim, SNAPSHOT)
+            complete(store, claim, SNAPSHOT)
             expire()
         long_ago = timezone.now() - timedelta(days=5)
         IdempotencyKey.objects.update(updated_at=long_ago)
         changes: dict[str, Callable[[], Any]] = {
-            "complete": lambda: store.complete(claim, SNAPSHOT),
+            "complete": lambda: complete(store, claim, SNAPSHOT),
             "fail": lambda: store.journal.fail(claim, LEASED, "it broke"),
             "start": lambda: start(store, claim),
             "finish": lambda: finish(store, claim),
@@ -104,7 +104,7 @@ class TestAttentionContract:
         with transaction.atomic():
             claim = store.claim(a_claim())
             assert isinstance(claim, Claimed)
-            store.complete(claim, SNAPSHOT, resource=ORDER)
+            complete(store, claim, SNAPSHOT, resource=ORDER)
         outcome = store.look(a_claim())
         assert isinstance(outcome, Completed)
         assert outcome.resource == ORDER
@@ -119,7 +119,7 @@ class TestAttentionContract:
         lapse()
         assert claimed(store).resource == ORDER
         store.journal.refer(second := Claimed(**{**fields(row()), "attempt": 2}), ("shop.order", "60"))
-        store.complete(second, SNAPSHOT)
+        complete(store, second, SNAPSHOT)
         assert (row().resource_type, row().resource_id) == ("shop.order", "60")
         expire()
         assert claimed(store).resource is None
@@ -147,7 +147,7 @@ class TestAttentionContract:
         second = claimed(store)
         store.journal.fail(second, LEASED, "it broke")
         assert attention() == {**NONE, "half_done": 1, "needs_attention": 1}
-        store.complete(claimed(store), SNAPSHOT)
+        complete(store, claimed(store), SNAPSHOT)
         assert attention() == NONE
 
     def test_a_half_done_key_never_expires(self, store: Store) -> None:
@@ -218,7 +218,7 @@ class TestAttentionContract:
             with transaction.atomic():
                 store.journal.start_write(claim, "order")
         if state == "completed":
-            store.complete(claim, SNAPSHOT)
+            complete(store, claim, SNAPSHOT)
         if state not in ("alive", "completed"):
             lapse()
         before = row().status
@@ -235,7 +235,7 @@ class TestAttentionContract:
             lambda: store.journal.start_write(claim, "order"),
             lambda: store.journal.keep_fetched(claim, "rate", "{}"),
             lambda: store.journal.renew(claim, 60),
-            lambda: store.complete(claim, SNAPSHOT),
+            lambda: complete(store, claim, SNAPSHOT),
         ]
         for step in steps:
             with pytest.raises(Exception, match=r"has taken|is gone"), transaction.atomic():

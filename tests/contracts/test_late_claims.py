@@ -16,16 +16,15 @@ from django_idempotency import ClaimLost
 from django_idempotency.engine.protocol.outcomes import Claimed
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
-from tests.claims import SNAPSHOT, a_claim, claim_and_commit, expire
+from tests.claims import SNAPSHOT, a_claim, claim_and_commit, complete, expire
 from tests.leases import lapse
 
 pytestmark = pytest.mark.django_db
 LEASED = a_claim(lease=60.0, policy="retry")
 ATTEMPTS: dict[str, Callable[[Store, Claimed], Any]] = {
     "complete": lambda store, late: store.complete(late, SNAPSHOT),
-    "complete, as the last statement": lambda store, late: store.complete(late, SNAPSHOT, last=store.connection),
-    "complete for a ttl": lambda store, late: store.complete(late, SNAPSHOT, ttl=60.0),
-    "complete if settled": lambda store, late: store.complete(late, SNAPSHOT, ttl=60.0, settled=True),
+    "complete for a ttl": lambda store, late: store.complete_for(late, SNAPSHOT, 60.0),
+    "complete if settled": lambda store, late: store.complete_settled(late, SNAPSHOT, 60.0),
     "release": lambda store, late: store.release(late),
     "fail": lambda store, late: store.journal.fail(late, LEASED, "it broke"),
     "fence": lambda store, late: store.journal.fence(late),
@@ -43,7 +42,7 @@ ATTEMPTS: dict[str, Callable[[Store, Claimed], Any]] = {
 }
 AFTER_A_QUERY: dict[str, Callable[[Store, Claimed], Any]] = {
     f"{name}, after a query of the view's": lambda store, late, end=ATTEMPTS[name]: (stored(), end(store, late))
-    for name in ("complete, as the last statement", "release")
+    for name in ("complete", "complete for a ttl", "complete if settled", "release")
 }
 """Once its transaction has begun, PostgreSQL gets the last statement in one message with COMMIT."""
 ATTEMPTS |= AFTER_A_QUERY
@@ -72,7 +71,7 @@ def test_a_late_claim_changes_nothing(store: Store, attempt: str, over: str) -> 
     """Its lease has expired, it has failed, or its key has expired, and the next attempt has claimed the key."""
     late = claimed(store)
     if over == "the ttl":
-        store.complete(late, SNAPSHOT)
+        complete(store, late)
         expire()
     else:
         store.journal.start_call(late, "charge", keyed=False)
@@ -104,11 +103,12 @@ def test_a_key_with_an_open_step_is_not_completed(store: Store, kind: str) -> No
         store.journal.start_write(claim, "order")
     before = stored()
     with pytest.raises(ClaimLost), transaction.atomic():
-        store.complete(claim, SNAPSHOT, ttl=60.0, settled=True)
+        store.complete_settled(claim, SNAPSHOT, 60.0)
     assert stored() == before
     if kind == "call":
         store.journal.finish_call(claim, "charge", "{}")
     else:
         store.journal.finish_write(claim, "order", "{}")
-    store.complete(claim, SNAPSHOT, ttl=60.0, settled=True)
+    with transaction.atomic():
+        store.complete_settled(claim, SNAPSHOT, 60.0)
     assert IdempotencyKey.objects.get().status == "completed"

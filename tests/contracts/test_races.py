@@ -11,7 +11,7 @@ from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, Snapshot
 from django_idempotency.engine.stores import Store, store_for
-from tests.claims import a_claim, expire
+from tests.claims import a_claim, complete, expire
 from tests.ways import ALL_WAYS, WAYS, going
 
 Threads = Callable[..., list[Any]]
@@ -45,7 +45,7 @@ def finish(store: Store, **changes: Any) -> int:
     with transaction.atomic():
         claimed = store.claim(a_claim(**changes))
         assert isinstance(claimed, Claimed)
-        store.complete(claimed, SNAPSHOT)
+        complete(store, claimed, SNAPSHOT)
     return claimed.id
 
 
@@ -55,7 +55,7 @@ def attempt(store: Store, **changes: Any) -> Any:
         with transaction.atomic():
             outcome = store.claim(a_claim(**changes))
             if isinstance(outcome, Claimed):
-                store.complete(outcome, SNAPSHOT)
+                complete(store, outcome, SNAPSHOT)
             return outcome
     except DatabaseError as error:
         return error

@@ -12,7 +12,7 @@ from django.db.models import F
 from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conflicted, InDoubt, Mismatched, Snapshot
 from django_idempotency.engine.stores import store_for
 from django_idempotency.models import IdempotencyKey
-from tests.claims import SNAPSHOT, a_claim
+from tests.claims import SNAPSHOT, a_claim, complete
 
 LATER = timedelta(days=2)
 OVER = {"expires_at": F("expires_at") - LATER}
@@ -59,7 +59,7 @@ def stored(changes: dict[str, Any]) -> None:
     with transaction.atomic():
         claim = store.claim(a_claim())
         assert isinstance(claim, Claimed)
-        store.complete(claim, SNAPSHOT, resource=("order", "7"))
+        complete(store, claim, SNAPSHOT, resource=("order", "7"))
     IdempotencyKey.objects.update(**changes)
 
 

@@ -25,7 +25,7 @@ from django_idempotency.engine.stores.sealing import unseal
 from django_idempotency.exceptions import ClaimLost, LeaseLost
 from django_idempotency.maintenance import close_with
 from django_idempotency.models import IdempotencyKey
-from tests.claims import SNAPSHOT, a_claim, expire, granted
+from tests.claims import SNAPSHOT, a_claim, complete, expire, granted
 
 
 @pytest.mark.django_db
@@ -37,7 +37,7 @@ class TestStoreContract:
     def finish(self, store: Store, claim: ClaimRequest, snapshot: Snapshot = SNAPSHOT) -> Claimed:
         claimed = store.claim(claim)
         assert isinstance(claimed, Claimed)
-        store.complete(claimed, snapshot)
+        complete(store, claimed, snapshot)
         return claimed
 
     def fail(self, store: Store, claim: ClaimRequest, error: str = "it broke") -> None:
@@ -116,7 +116,7 @@ class TestStoreContract:
         claimed = store.claim(a_claim())
         IdempotencyKey.objects.all().delete()
         with pytest.raises(ClaimLost, match="raw ROLLBACK, caught a deadlock or a lock timeout, deleted the row"):
-            store.release(claimed) if action == "release" else store.complete(claimed, SNAPSHOT)
+            store.release(claimed) if action == "release" else complete(store, claimed, SNAPSHOT)
 
     def test_a_recovery_claims_no_key_that_is_gone_or_completed(self, store: Store) -> None:
         """Nor one that has expired: a late key of a client is refused in the same way."""

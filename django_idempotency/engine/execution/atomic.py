@@ -102,9 +102,8 @@ def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T
             attempt.transaction.roll_back()
         else:
             if finished.snapshot is not None:
-                store.complete(
-                    claim, finished.snapshot, resource=finished.resource, last=attempt.transaction.connection
-                )
+                connection = attempt.transaction.connection
+                store.complete(claim, finished.snapshot, resource=finished.resource, connection=connection)
             else:
                 store.release(claim)
             attempt.transaction.end()

@@ -161,8 +161,8 @@ def _ended(store: Store, request: ClaimRequest, claim: Claimed, finished: Finish
     """Complete the key or mark it as failed. Raises `ClaimLost`."""
     if finished.final is not None:
         try:
-            complete = partial(store.complete, claim, finished.final, ttl=request.ttl, settled=settled)
-            committed(store, END, partial(complete, last=store.connection))
+            complete = store.complete_settled if settled else store.complete_for
+            committed(store, END, partial(complete, claim, finished.final, request.ttl))
         except ClaimLost:
             if not settled:
                 raise

@@ -101,7 +101,7 @@ class Observing(Leased):
         if finished.final is None:
             atomically(store.alias, partial(store.journal.fail, claim, request, finished.reason))
         else:
-            atomically(store.alias, partial(store.complete, claim, finished.final, ttl=request.ttl))
+            atomically(store.alias, partial(store.complete_for, claim, finished.final, request.ttl))
         return finished
 
     def report_end(

@@ -205,7 +205,7 @@ class PostgreSQLStore(Store):
     @cached_property
     def _texts(self) -> dict[str, Statement]:
         """The statements that end leased work, and that are not prepared."""
-        names = ("complete_and_keep", "complete_settled")
+        names = ("complete_for", "complete_settled")
         return {name: Statement("", CHECKED.format(getattr(self._sql, name))) for name in names}
 
     def read(self, seconds: float, work: Callable[[], T]) -> T:

@@ -144,7 +144,7 @@ class Queries:
         return f"UPDATE {self.table} SET {changes} WHERE {self.fence}"
 
     @cached_property
-    def complete_and_keep(self) -> str:
+    def complete_for(self) -> str:
         """Do the same as `complete`, but with a new expiry time for the response.
 
         This is a separate statement, because a single one would need a time function inside COALESCE, which Citus
@@ -154,8 +154,8 @@ class Queries:
 
     @cached_property
     def complete_settled(self) -> str:
-        """Do the same as `complete_and_keep`, but only if all of the key's calls and writes have results."""
-        return f"{self.complete_and_keep} AND {self.k['unknown']} = 0"
+        """Do the same as `complete_for`, but only if all of the key's calls and writes have results."""
+        return f"{self.complete_for} AND {self.k['unknown']} = 0"
 
     @cached_property
     def release(self) -> str:

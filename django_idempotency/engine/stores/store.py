@@ -200,39 +200,30 @@ class Store(ABC):
         claimed: Claimed,
         snapshot: Snapshot,
         *,
-        ttl: float | None = None,
         resource: Resource | None = None,
-        last: BaseDatabaseWrapper | None = None,
-        settled: bool = False,
+        connection: BaseDatabaseWrapper | None = None,
     ) -> None:
-        """Store the response in the claim's row.
+        """Store the response in the claim's row, until the expiry time that the claim has set.
+
+        This must be the last statement of the caller's `atomic()` block, because a store may send COMMIT along with it.
+        Errors from COMMIT may therefore be raised here.
 
         Args:
-            ttl: how many seconds to keep the response from now on. None keeps the expiry time that the claim set.
             resource: the type and id that the operation is about. None keeps what is stored.
-            last: the connection, if this is the last statement of the caller's `atomic()` block. A store may then send
-                COMMIT along with it, so errors from COMMIT may be raised here.
-            settled: whether to require that all of the key's steps have results. Only allowed with `ttl`.
+            connection: this thread's connection, for a caller that has it at hand.
 
         Raises:
-            ClaimLost: the row no longer belongs to the claim, or `settled` is set and a step has no result.
+            ClaimLost: the row no longer belongs to the claim.
         """
-        headers, body = seal_response(claimed, snapshot)
-        type_, id_ = resource or (None, None)
-        values = {
-            **values_of_claim(claimed),
-            "status_code": snapshot.status_code,
-            "headers": headers,
-            "body": body,
-            "ttl": ttl,
-            "resource_type": type_,
-            "resource_id": id_,
-        }
-        name = "complete" if ttl is None else "complete_settled" if settled else "complete_and_keep"
-        if last is None:
-            self._write(name, values)
-        else:
-            self._write_last(name, values, last)
+        self._write_last("complete", _completion(claimed, snapshot, resource), connection or self.connection)
+
+    def complete_for(self, claimed: Claimed, snapshot: Snapshot, ttl: float) -> None:
+        """Do the same as `complete`, but keep the response for `ttl` seconds from now on."""
+        self._write_last("complete_for", {**_completion(claimed, snapshot), "ttl": ttl}, self.connection)
+
+    def complete_settled(self, claimed: Claimed, snapshot: Snapshot, ttl: float) -> None:
+        """Do the same as `complete_for`, but raise `ClaimLost` if a step of the key has no result, too."""
+        self._write_last("complete_settled", {**_completion(claimed, snapshot), "ttl": ttl}, self.connection)
 
     def release(self, claimed: Claimed) -> None:
         """Delete this claim's row, so that the next request with this key counts as new.
@@ -432,6 +423,20 @@ class Store(ABC):
     def _stored(self, sql: str, request: ClaimRequest) -> StoredKey | None:
         row = self._fetch(sql, values_of(request))
         return None if row is None else as_stored_key(row)
+
+
+def _completion(claimed: Claimed, snapshot: Snapshot, resource: Resource | None = None) -> Values:
+    """The values of a statement that stores a response."""
+    headers, body = seal_response(claimed, snapshot)
+    type_, id_ = resource or (None, None)
+    return {
+        **values_of_claim(claimed),
+        "status_code": snapshot.status_code,
+        "headers": headers,
+        "body": body,
+        "resource_type": type_,
+        "resource_id": id_,
+    }
 
 
 def new_claim(row_id: int, request: ClaimRequest, attempt: int = 1) -> Claimed:

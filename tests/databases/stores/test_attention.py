@@ -12,7 +12,7 @@ from django_idempotency.maintenance import find_resource, half_done, in_doubt, n
 from django_idempotency.maintenance.erasure import of_scope
 from django_idempotency.maintenance.renamed import expiring_next
 from django_idempotency.models import IdempotencyKey
-from tests.claims import SNAPSHOT, a_claim
+from tests.claims import SNAPSHOT, a_claim, complete
 from tests.expired import make_leased
 from tests.sql import TABLE
 from tests.ways import sql
@@ -80,5 +80,5 @@ def test_a_completion_changes_no_index() -> None:
         claim = store.claim(a_claim())
         assert isinstance(claim, Claimed)
         before = hot_updates()
-        store.complete(claim, SNAPSHOT)
+        complete(store, claim, SNAPSHOT)
         assert hot_updates() == before + 1

@@ -21,7 +21,7 @@ from django_idempotency.maintenance.decisions import decisions_of
 from django_idempotency.maintenance.resolution import close_with, record_outcome
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_rest import NEW, OLD, everything
-from tests.claims import SNAPSHOT, a_claim, expire
+from tests.claims import SNAPSHOT, a_claim, complete, expire
 from tests.contracts import test_stores
 from tests.leased_urls import GATEWAY, HOOKS
 from tests.leases import Broken, breaks, row
@@ -45,7 +45,7 @@ def keep() -> None:
     store = store_for("default")
     claimed = store.claim(a_claim())
     assert isinstance(claimed, Claimed)
-    store.complete(claimed, SNAPSHOT)
+    complete(store, claimed, SNAPSHOT)
 
 
 def ask(**changes: Any) -> Any:

@@ -16,7 +16,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, ClaimRequest, C
 from django_idempotency.engine.stores import Store
 from django_idempotency.models import IdempotencyKey, IdempotencyStep
 from tests.at_once import beside, once
-from tests.claims import a_claim, claim_and_commit, expire
+from tests.claims import a_claim, claim_and_commit, complete, expire
 from tests.contracts.test_races import SNAPSHOT, attempt, finish, isolation, store
 from tests.leases import Broken, lapse
 from tests.servers import DEADLINE
@@ -34,7 +34,7 @@ def test_a_look_shows_nothing_that_is_not_committed(store: Store, in_threads: Th
     with transaction.atomic():
         claimed = store.claim(a_claim())
         assert isinstance(claimed, Claimed)
-        store.complete(claimed, SNAPSHOT)
+        complete(store, claimed, SNAPSHOT)
         assert in_threads(1, lambda _: store.look(a_claim())) == [Conflicted()]
 
 

@@ -14,7 +14,7 @@ from django_idempotency.engine.stores import Store
 from django_idempotency.engine.stores.innodb import LOCK_WAIT_TIMEOUT
 from django_idempotency.models import IdempotencyKey
 from tests.at_once import impatiently
-from tests.claims import a_claim, expire
+from tests.claims import a_claim, complete, expire
 from tests.contracts.test_races import SNAPSHOT, attempt, finish, isolation, store
 from tests.sql import ask
 
@@ -50,7 +50,7 @@ class TestNoStatementWaits:
             outcomes = in_threads(3, lambda _: without_a_wait(lambda: attempt(store)))
             assert outcomes == [Conflicted()] * 3
             assert isinstance(claimed, Claimed)
-            store.complete(claimed, SNAPSHOT)
+            complete(store, claimed, SNAPSHOT)
 
     def test_for_an_expired_key(self, store: Store, in_threads: Threads) -> None:
         """Who looks first locks the row alone, and takes it over. In 285 duplicates each, FOR SHARE did the same."""
@@ -114,7 +114,7 @@ class TestOtherIsolationLevels:
             claimed = store.claim(a_claim())
             assert in_threads(1, duplicate) == [(Conflicted(), 1)]
             assert isinstance(claimed, Claimed)
-            store.complete(claimed, SNAPSHOT)
+            complete(store, claimed, SNAPSHOT)
         assert in_threads(3, duplicate) == [(Completed(snapshot=SNAPSHOT), 1)] * 3
 
     @pytest.mark.usefixtures("isolation")
@@ -140,7 +140,7 @@ class TestOtherIsolationLevels:
         with transaction.atomic():
             claimed = store.claim(a_claim())
             assert isinstance(claimed, Claimed)
-            store.complete(claimed, SNAPSHOT)
+            complete(store, claimed, SNAPSHOT)
             assert in_threads(1, lambda _: attempt(store)) == [Conflicted()]
 
     @pytest.mark.usefixtures("isolation")

@@ -17,7 +17,7 @@ from django_idempotency.engine.protocol.outcomes import Claimed, Completed, Conf
 from django_idempotency.engine.stores import Store, store_for
 from django_idempotency.models import IdempotencyKey
 from tests.at_once import TIMEOUTS, impatiently
-from tests.claims import a_claim, expire
+from tests.claims import a_claim, complete, expire
 from tests.contracts.test_races import SNAPSHOT, attempt, finish, isolation, store, way
 from tests.sql import ask
 
@@ -36,7 +36,7 @@ def running(store: Store, in_threads: Threads, **changes: Any) -> Iterator[Calla
         claimed = store.claim(a_claim(**changes))
         assert isinstance(claimed, Claimed)
         yield lambda work: in_threads(1, lambda number: impatiently(work))[0]
-        store.complete(claimed, SNAPSHOT)
+        complete(store, claimed, SNAPSHOT)
 
 
 def attempt_beside(store: Store, key: str, distance: int) -> Any:
@@ -160,7 +160,7 @@ class TestStores:
             with transaction.atomic():
                 claimed = store.claim(a_claim())
                 assert isinstance(claimed, Claimed)
-                store.complete(claimed, SNAPSHOT)
+                complete(store, claimed, SNAPSHOT)
             committed.set()
 
         def loser() -> bool:

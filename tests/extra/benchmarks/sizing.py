@@ -225,7 +225,8 @@ def in_flight() -> tuple[int, int]:
     with transaction.atomic():
         claimed = STORE.claim(ClaimRequest(identity=identity, fingerprint=b"f" * 32, ttl=86_400))
         assert isinstance(claimed, Claimed)
-        STORE.complete(claimed, Snapshot(status_code=201, headers=(), body=b"{}"))
+        with transaction.atomic():  # the locks are counted before the COMMIT
+            STORE.complete(claimed, Snapshot(status_code=201, headers=(), body=b"{}"))
         held, shared = query(
             "SELECT count(*), count(*) FILTER (WHERE NOT fastpath) FROM pg_locks WHERE pid = pg_backend_pid() "
             "AND locktype IN ('relation', 'advisory') AND relation IS DISTINCT FROM 'pg_locks'::regclass"

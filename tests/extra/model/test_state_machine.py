@@ -111,7 +111,7 @@ class Keys(RuleBasedStateMachine):
     def complete(self, worker: Any, body: bytes) -> None:
         law, expected = self.write(worker, lost=ClaimLost)
         with expected:
-            self.store.complete(worker[2], Snapshot(status_code=201, headers=(), body=body), ttl=60)
+            self.store.complete_for(worker[2], Snapshot(status_code=201, headers=(), body=body), 60)
         if law is not None:
             law.end("completed", body)
 

@@ -40,7 +40,6 @@ STEPS: dict[str, Step] = {
     "fetch": lambda store, claimed: store.journal.keep_fetched(claimed, "rate", "1"),
     "write": write,
     "renew": lambda store, claimed: store.journal.renew(claimed, 60.0),
-    "complete": lambda store, claimed: store.complete(claimed, SNAPSHOT, ttl=60),
     "fail": lambda store, claimed: store.journal.fail(claimed, CLAIM, "it broke"),
 }
 
@@ -59,9 +58,7 @@ STEPS |= {
     "start alone": alone(lambda store, *of, **how: store.journal.start_call(*of, "mail", keyed=False, **how)),
     "write alone": partial(write, last=True),
     "finish alone": alone(lambda store, *of, **how: store.journal.finish_call(*of, "charge", "{}", **how)),
-    "complete alone": alone(
-        lambda store, *of, **how: store.complete(*of, SNAPSHOT, ttl=60, last=store.connection if how["last"] else None)
-    ),
+    "complete": alone(lambda store, *of, **how: store.complete_for(*of, SNAPSHOT, 60)),
 }
 
 # A read is only kept: beside a takeover on another node, its result does no harm.
