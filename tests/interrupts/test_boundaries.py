@@ -20,11 +20,15 @@ from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.only_on("postgresql"), pytest.mark.django_db(transaction=True)]
 
+KEPT, NEW, BY_ITSELF = "on a kept connection", "on a new connection", "each by itself"
+"""Where BEGIN and COMMIT travel along; where the COMMIT of a leased claim does not; and where each goes by itself."""
+
 
 @dataclass
 class Shop:
     """A server and its gateways: one that honours keys, and one for /hold that knows none."""
 
+    way: str
     client: httpx.Client
     gateway: httpx.Client
     old_gateway: httpx.Client
@@ -36,18 +40,21 @@ def shop(request: pytest.FixtureRequest, django_db_setup: None, django_db_blocke
         django_db_blocker.unblock(),
         fake_gateway() as gateway,
         fake_gateway("--without-keys") as old_gateway,
-        serving(plain=request.param, **knowing(gateway, old_gateway)) as client,
+        serving(
+            plain=request.param == BY_ITSELF,
+            SERVER_CONN_MAX_AGE="0" if request.param == NEW else "600",
+            **knowing(gateway, old_gateway),
+        ) as client,
     ):
-        yield Shop(client, gateway, old_gateway)
+        yield Shop(request.param, client, gateway, old_gateway)
 
 
-def each_way(*cases: tuple[bool, str]) -> pytest.MarkDecorator:
-    """Where BEGIN and COMMIT travel along, and where each goes by itself."""
-    ids = [f"{path}, {'each by itself' if plain else 'together'}" for plain, path in cases]
+def each_way(*cases: tuple[str, str]) -> pytest.MarkDecorator:
+    ids = [f"{path}, {way}" for way, path in cases]
     return pytest.mark.parametrize(("shop", "path"), cases, indirect=["shop"], ids=ids)
 
 
-@each_way((False, "/plain"), (False, "/rest"), (True, "/plain"))
+@each_way((KEPT, "/plain"), (NEW, "/plain"), (NEW, "/rest"), (BY_ITSELF, "/plain"))
 def test_atomic(shop: Shop, path: str) -> None:
     """One order for each request, whenever its worker died; nothing stuck, and the retry's answer is the truth."""
     answers: list[Any] = []
@@ -65,7 +72,7 @@ def test_atomic(shop: Shop, path: str) -> None:
     assert Order.objects.count() == boundaries + 1
 
 
-@each_way((False, "/retry"), (False, "/hold"), (True, "/hold"))
+@each_way((KEPT, "/retry"), (KEPT, "/hold"), (NEW, "/hold"), (BY_ITSELF, "/hold"))
 def test_leased(shop: Shop, path: str) -> None:
     """Three steps: one charge, one order and one mail for each request, in the gateway's books and in ours."""
     keys: list[str] = []
@@ -84,8 +91,8 @@ def test_leased(shop: Shop, path: str) -> None:
     boundaries = at_every_boundary(shop.client, path, check)
     charges = Counter(charge["reference"] for charge in gateway.get("/charges").json()["charges"])
     # Two around each message: of the claim, two calls, a write with its order, and the completion. Two around each call
-    # of the gateway; and the answer.
-    messages = (3 + 2 * 8 + 7 + 3) if "X-Plain" in shop.client.headers else (1 + 2 * 2 + 3 + 1)
+    # of the gateway; and the answer. A new connection takes three messages, and commits its first claim by itself.
+    messages = {KEPT: 1 + 2 * 2 + 3 + 1, NEW: 3 + 2 + 2 * 2 + 3 + 1, BY_ITSELF: 3 + 2 * 8 + 7 + 3}[shop.way]
     assert boundaries == 2 * messages + 2 * 2 + 1
     orders = Counter(Order.objects.values_list("reference", flat=True))
     assert {key: (charges[f"charge {key}"], orders[key], charges[f"mail {key}"]) for key in keys} == dict.fromkeys(

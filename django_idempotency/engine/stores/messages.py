@@ -26,7 +26,7 @@ from django.db import DatabaseError
 from django.db.backends.utils import CursorWrapper
 
 from ..conf import get_settings
-from .prepared import BY_CURSOR, NEW, PREPARED, TEXT, USED, State, Statement
+from .prepared import AFTER_THE_FIRST, BY_CURSOR, NEW, NEW_TEXT, PREPARED, TEXT, USED, State, Statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,11 +70,15 @@ REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cu
 def begin(connection: Any, statements: dict[str, Statement], values: Values, *, last: bool = False) -> Any:
     """Send BEGIN and the claim in one message, and return the claim's result. With `last`, COMMIT is sent, too.
 
+    The first claim of a connection is never committed along with it, so that a pooler which allows no transactions
+    refuses it before anything runs. The caller then commits.
+
     The other statements are prepared together with the claim, which is the first of them.
     """
     raw, claim = connection.connection, statements["claim"]
     state, preparation = vars(raw)[STATE], b""
-    after = USED if state is NEW else state
+    after = AFTER_THE_FIRST.get(state.name, state)
+    last = last and after is state
     if state is USED:
         # The claim is prepared last, so a connection that has it also has all the others.
         preparation = b"".join(statement.preparation for statement in reversed(statements.values()))
@@ -183,7 +187,7 @@ def _first_state(connection: Any, raw: Any) -> State:
         state = BY_CURSOR
     else:
         # With a `prepare_threshold`, psycopg drops all prepared statements after every ROLLBACK.
-        state = NEW if raw.prepare_threshold is None and get_settings().prepared_statements else TEXT
+        state = NEW if raw.prepare_threshold is None and get_settings().prepared_statements else NEW_TEXT
     setattr(raw, STATE, state)
     return state
 

@@ -121,7 +121,7 @@ class PostgreSQLStore(Store):
     def _claim_by_messages(
         self, connection: BaseDatabaseWrapper, request: ClaimRequest, *, last: bool
     ) -> ClaimOutcome | None:
-        """Claim a key with a single message. Answering a duplicate takes two, or one if the claim is the `last`.
+        """Claim a key with a single message. Answering a duplicate takes two, or one if COMMIT went along.
 
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
         transaction stored or deleted its row a moment ago.
@@ -140,7 +140,8 @@ class PostgreSQLStore(Store):
             return claimed if request.late is None else self._unless(request.late, claimed, result.get_value(0, 1))
         facts, body = result.get_value(0, 1), result.get_value(0, 2)
         known = partial(_known, facts.decode(), body and body.decode(), request)
-        return known() if last else messages.end_while(connection, known)
+        is_open = connection.connection.pgconn.transaction_status == IN_TRANSACTION
+        return messages.end_while(connection, known) if is_open else known()
 
     def unheard(self, request: ClaimRequest) -> Claimed | None:
         # If another thread of this process has made the claim since, it has done nothing so far, and its next step is

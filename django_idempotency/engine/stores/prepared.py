@@ -66,7 +66,7 @@ class State(NamedTuple):
     """What a connection has sent. It is replaced as a whole, so no exception can leave half of it.
 
     Attributes:
-        name: "by cursor", "new", "text", "used" or "prepared".
+        name: "by cursor", "new", "new, by text", "text", "used" or "prepared".
         calls: how often each prepared statement has been executed, up to `PLANNED`. None if nothing is prepared.
     """
 
@@ -74,10 +74,12 @@ class State(NamedTuple):
     calls: Mapping[bytes, int] | None = None
 
 
-BY_CURSOR, NEW, TEXT, USED, PREPARED = (
-    *(State(name) for name in ("by cursor", "new", "text", "used")),
+BY_CURSOR, NEW, NEW_TEXT, TEXT, USED, PREPARED = (
+    *(State(name) for name in ("by cursor", "new", "new, by text", "text", "used")),
     State("prepared", {}),
 )
+AFTER_THE_FIRST = {NEW.name: USED, NEW_TEXT.name: TEXT}
+"""The states after a connection's first claim."""
 
 
 def statements(**texts: str) -> dict[str, Statement]:

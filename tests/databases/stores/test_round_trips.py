@@ -182,6 +182,15 @@ class TestLeased:
         once("k")
         assert verbs(tap.take()) == [[*OPENED[way], "COMMIT"], ALONE, ALONE, *WRITES, ALONE]
 
+    @pytest.mark.parametrize("prepared", [True, False])
+    def test_the_first_claim_of_a_connection_is_committed_by_itself(self, settings: Any, prepared: bool) -> None:
+        """A pooler that allows no transactions refuses it, before any call. A replay is judged during the COMMIT."""
+        settings.IDEMPOTENCY = {"PREPARED_STATEMENTS": prepared}
+        for rest in ([ALONE, ALONE, *WRITES, ALONE], []):
+            with tapped() as tap:
+                assert once("k").replayed is (not rest)
+                assert verbs(tap.take()) == [["BEGIN", "WITH"], ["COMMIT"], *rest]
+
     def test_a_duplicate_takes_one(self, tap: Tap, way: str) -> None:
         """A replay, a mismatch, and a conflict with a worker that holds the lease."""
 

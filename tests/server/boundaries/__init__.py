@@ -37,12 +37,18 @@ def _watched(execute: Any, *args: Any) -> Any:
 
 
 def _warm_up() -> None:
-    """So that the first request of a worker has no more boundaries than the next one. It leaves nothing behind."""
+    """So that the first request of a worker has no more boundaries than the next one. It leaves nothing behind.
+
+    The first claim of a connection is committed by itself. On connections that are kept, it is made here.
+    """
     from django_idempotency import run_once  # the apps are ready by now
+    from tests.ways import warm_up
 
     with suppress(Error), transaction.atomic():
         run_once(dict, scope="warm", key=str(os.getpid()), operation="warm")
         transaction.set_rollback(True)
+    with suppress(Error):
+        warm_up()
 
 
 def counted(application: Any) -> Any:
