@@ -1,9 +1,9 @@
 """Saves round trips to PostgreSQL: BEGIN goes along with a transaction's first statement, and COMMIT with its last.
 
-Django sends BEGIN and COMMIT by themselves, and waits for each reply. With this module, a protected view usually sends as
-many messages as an unprotected one inside `atomic()`, and a leased one sends each change of the journal as one message.
-The pgjdbc and Npgsql drivers also send BEGIN together with the statement that follows it. psycopg asks libpq before
-each statement whether a transaction is open, so it sends no second BEGIN.
+Django sends BEGIN and COMMIT by themselves, and waits for each reply. With this module, a protected view usually sends
+as many messages as an unprotected one inside `atomic()`, and a leased one sends each change of the journal as one
+message. The pgjdbc and Npgsql drivers also send BEGIN together with the statement that follows it. psycopg asks libpq
+before each statement whether a transaction is open, so it sends no second BEGIN.
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
