@@ -46,6 +46,7 @@ class Watched:
     """A primary with its replicas, and the sentinels that watch them."""
 
     primary: subprocess.Popen[bytes]
+    replicas: list[subprocess.Popen[bytes]]
     ports: str
 
     def at(self) -> Any:
@@ -79,9 +80,11 @@ def watched(settings: Any) -> Iterator[Watched]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         url, primary = stack.enter_context(redis_server(*durable))
         port = url.rpartition(":")[2]
-        for _ in range(REPLICAS):
-            stack.enter_context(redis_server(*durable, "--replicaof", "127.0.0.1", port))
-        found = Watched(primary, ",".join(stack.enter_context(_sentinel(folder, port)) for _ in range(SENTINELS)))
+        follows = (*durable, "--replicaof", "127.0.0.1", port)
+        replicas = [stack.enter_context(redis_server(*follows))[1] for _ in range(REPLICAS)]
+        found = Watched(
+            primary, replicas, ",".join(stack.enter_context(_sentinel(folder, port)) for _ in range(SENTINELS))
+        )
 
         def knows_all(port: str) -> bool:
             with suppress(redis.RedisError), redis.Redis(port=int(port), decode_responses=True) as sentinel:
@@ -102,18 +105,20 @@ def watched(settings: Any) -> Iterator[Watched]:
 def test_a_failover_loses_no_key(watched: Watched, failure: signal.Signals, record_property: Any) -> None:
     """With `replicas=1`: each response that was stored is replayed by the new primary, and its work ran once.
 
-    A primary that comes back takes itself for the primary still, but no replica follows it, so it grants nothing.
+    The replicas hang before the primary does, so what it takes meanwhile is lost: it must not grant a key.
     """
-    effects, answered, stop, first = Counter[str](), dict[str, Any](), Event(), watched.at()
+    effects, answered, refused, stop, first = Counter[str](), dict[str, Any](), list[str](), Event(), watched.at()
 
     def send(key: str) -> Any:
         def work() -> str:
             effects[key] += 1
             return f"published {key}"
 
-        with suppress(StoreBusy, OperationInProgress):
+        try:
             return run_once(work, scope="s", key=key, operation="publish", backend="events", lease=60)
-        return None
+        except (StoreBusy, OperationInProgress):
+            refused.append(key)
+            return None
 
     def client() -> int:
         attempts = 0
@@ -128,7 +133,12 @@ def test_a_failover_loses_no_key(watched: Watched, failure: signal.Signals, reco
         clients = [pool.submit(client) for _ in range(CLIENTS)]
         try:
             eventually("responses before the failure", lambda: len(answered) > BEFORE)
+            for replica in watched.replicas:
+                replica.send_signal(signal.SIGSTOP)
+            eventually("refusals while no replica confirms", lambda: len(refused) > 2 * CLIENTS)
             watched.primary.send_signal(failure)
+            for replica in watched.replicas:
+                replica.send_signal(signal.SIGCONT)
             eventually("another primary", lambda: watched.at() not in (None, first))
             if failure == signal.SIGSTOP:
                 watched.primary.send_signal(signal.SIGCONT)
