@@ -199,7 +199,7 @@ class Withheld:
 
 
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
-"""How a request can end if its key is stored already, so that it must not run."""
+"""The ways in which a request can end without running, because its key is already stored."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 

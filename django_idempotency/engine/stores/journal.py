@@ -1,12 +1,12 @@
 """What leased mode stores: a committed claim's lease, and the work's steps.
 
 Only the worker whose attempt number is in the key's row may change the lease or the steps. This rule is the fence. Once
-another worker has taken the key over, everything the old one tries is refused.
+another worker has taken the key over, everything that the old worker tries is refused.
 
 # Note [Fencing]
 A worker can stall and wake up after its lease has expired. Each of its transactions therefore begins by locking or
 changing the claimed row, and proceeds only if the row is in progress with the worker's own attempt number. A takeover
-locks the same row before it changes the attempt number, and a person's decision locks it before it changes the status.
+locks the same row before changing the attempt number, and a person's decision locks it before changing the status.
 The old worker therefore cannot commit after either of them: `LeaseLost` rolls its transaction back. Without the lock,
 both workers could commit at the same time.
 

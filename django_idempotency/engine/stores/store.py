@@ -97,7 +97,7 @@ class Store(ABC):
     """The database's error codes, as `code` returns them.
 
     repeatable: a claim may succeed in a new transaction, for example after a deadlock or a serialization failure.
-    rolled_back: the whole transaction is gone, perhaps because a duplicate won.
+    rolled_back: the whole transaction has been rolled back, perhaps because a duplicate was faster.
     busy: the database did not answer a claim in time.
     lost: the connection could not complete the key, but a retry can.
     level_is_fixed: the work has tried to change the isolation level of the claim's transaction.
@@ -170,7 +170,7 @@ class Store(ABC):
         This must be the first statement of its transaction.
 
         Args:
-            connection: this thread's connection, for a caller that has it at hand.
+            connection: this thread's connection, if the caller already has it.
             last: whether the claim is also the last statement. A store may then send COMMIT along with it.
         """
         try:
@@ -211,7 +211,7 @@ class Store(ABC):
 
         Args:
             resource: the type and id of the object that the operation is about. With None, a stored resource is kept.
-            connection: this thread's connection, for a caller that has it at hand.
+            connection: this thread's connection, if the caller already has it.
 
         Raises:
             ClaimLost: the row no longer belongs to the claim.
