@@ -12,7 +12,7 @@ DERIVED = UUID("6f1d7d0e-3c55-4b0c-9a52-6d3a1b0f8e21")
 """The namespace of derived keys. It never changes, so that a gateway recognizes a retry after an upgrade."""
 
 MAX_READABLE_SCOPE = 255
-"""Measured in characters, as for a key. A longer scope is stored as its hash."""
+"""The longest scope, in characters, that is stored unchanged. A longer one is stored as its hash."""
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other scope."""
 STORED_HASH = re.compile(rf"{HASHED_SCOPE}[0-9a-f]{{64}}")
@@ -56,8 +56,8 @@ class Identity:
     The scope and key are empty if a request carries no usable key.
 
     `key_hash` is the first 8 bytes of the key's SHA-256 hash, and `scope_hash` is the first 8 bytes of the `digest` of
-    all three. No two rows in the key table share both. On PostgreSQL, `scope_hash` also serves as the key's advisory
-    lock number.
+    the scope, operation and key. No two rows in the key table share both hashes. On PostgreSQL, `scope_hash` also
+    serves as the key's advisory lock number.
     """
 
     scope: str
@@ -68,7 +68,7 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """What logs show instead of the key; empty if the request carries no usable one."""
+        """What logs show instead of the key; empty if the request carries no usable key."""
         return reference_of(self.key_hash) if self.key else ""
 
 
@@ -97,8 +97,10 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 
 
 def identify_given(*, scope: str, operation: str, key: str) -> Identity:
-    """Return the identity for a scope that an operator gives: as the endpoint's `scope=` returns it, or as a row shows
-    it. Never use it for a scope that a client may have chosen: see `stored_scope`.
+    """Return the identity for a scope that an operator has entered, which may be the text that the endpoint's `scope=`
+    returns or the text that a row shows.
+
+    Never use this function for a scope that a client may have chosen: see `stored_scope`.
     """
     return identify(scope=scope, operation=operation, key=key, stored=STORED_HASH.fullmatch(scope) is not None)
 

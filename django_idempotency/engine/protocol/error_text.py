@@ -9,7 +9,7 @@ from traceback import walk_tb
 from .digests import CONTROLS
 
 MAX_LENGTH = 500
-"""In characters. A class name can be very long."""
+"""The longest description, in characters. A class name alone can be very long."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """The directories that contain Python and installed packages, and none of the project's own code."""
 HIDDEN = re.compile(
@@ -18,8 +18,8 @@ HIDDEN = re.compile(
     r"\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     r"\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Invisible characters: those in `CONTROLS`, which must never change because rows depend on it, and all others. All
-that Unicode calls format characters are among them."""
+"""All invisible characters, including everything that Unicode calls a format character. `CONTROLS` contains only some
+of them, and must never change, because stored rows depend on it."""
 INSTALLED = re.compile(r"^<|(^|[\\/])(site|dist)-packages[\\/]")
 """Generated code, such as "<string>", and packages installed elsewhere, for example in a user's folder."""
 OURS = "django_idempotency."
@@ -29,7 +29,7 @@ def describe(error: BaseException) -> str:
     """Return the class and the location of an error, as in `module.Class: line 42 of module.function`.
 
     The location is the last line of the project's own code in the traceback. The error's message is left out, because
-    it can contain a token, a card number or a row's values; Django's log has it, with the whole traceback.
+    it can contain a token, a card number or a row's values. Django's log contains the message and the whole traceback.
     """
     kind = type(error)
     text = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

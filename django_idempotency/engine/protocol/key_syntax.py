@@ -7,7 +7,7 @@ import time
 from uuid import UUID, uuid4
 
 MAX_LENGTH = 255
-"""In characters. Stripe has the same limit, and every supported database can index strings of this length."""
+"""The longest key, in characters. Stripe has the same limit, and every supported database can index such strings."""
 
 MAX_AHEAD = 300
 """How many seconds a client's clock may be ahead. A key from the far future would outlive `ttl`."""
@@ -26,7 +26,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NEVER_IN_A_BARE_KEY = frozenset('",;()')
 _OTHER_STRUCTURED_TYPES = (":", "?", "@")  # byte sequence, boolean, date
 KEY_HEADERS: set[str] = set()
-"""The headers from which a project's `from_header` reads keys. A page that sends its form again repeats them."""
+"""The headers that a project has passed to `from_header`. A page that sends its form again repeats these headers."""
 
 
 class InvalidKey(ValueError):

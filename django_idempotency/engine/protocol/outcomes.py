@@ -14,15 +14,16 @@ from .key_syntax import gettext_noop
 
 T = TypeVar("T")
 SHORTEST_RETRY_AFTER = 1
-"""In seconds. An atomic request has no lease, and usually ends soon."""
+"""The shortest `Retry-After`, in seconds. An atomic request has no lease, and usually ends soon."""
 LONGEST_RETRY_AFTER = 60
-"""In seconds. A request often ends long before its lease, and several client libraries ignore a longer wait."""
+"""The longest `Retry-After`, in seconds. A request often ends long before its lease expires, and several client
+libraries ignore a longer wait."""
 UNKEYED = gettext_noop(
     "The call '%(step)s' is not repeated, because one of its starts carried no derived key, or the first is older than "
     "DERIVED_KEYS_LAST. Send operation.derive_key('%(step)s') with it in each attempt, or pass on_abandoned=\"retry\" "
     "if making it twice is harmless."
 )
-"""Shown where a developer encounters a held call: in the log, in `OutcomeUnknown`, and with DEBUG in the 409."""
+"""Tells a developer why a call was not repeated. Shown in the log, in `OutcomeUnknown` and, with DEBUG, in the 409."""
 Headers = tuple[tuple[str, str], ...]
 Resource = tuple[str, str]
 """The object that an operation is about: its type and its id."""
@@ -52,21 +53,22 @@ class ClaimRequest:
     Args:
         identity: the scope, operation and key.
         fingerprint: a 32-byte hash of the payload, or None if payloads are not compared.
-        earlier: the hashes that earlier versions of the rule made of the same payload, if they differ.
+        earlier: hashes of the same payload by earlier versions of the comparison rule, if they differ.
         ttl: seconds for which the result is kept.
         wait: seconds for which a duplicate of a running request waits for that request's result.
         lease: seconds after which a committed claim lapses unless it is renewed. With None, the claim is committed only
             together with its result.
         policy: the `on_abandoned` option, or None without a lease. It decides what happens to calls in doubt; the
             row stores it for people to see.
-        observes: whether the view runs in any case, and asks for no steps of earlier attempts.
+        observes: whether the view runs in any case, without looking at the steps of earlier attempts.
         reconciles: whether the project's `reconcile` is asked about calls in doubt before any is repeated.
         keys_last: seconds for which called services remember a derived key, for the "retry-keyed" policy.
         known_only: write no row; a key without a row, or with an expired row, is `TooOld`. Used by the recovery.
-        waits_since: since when the key has needed attention. An attempt that only looks and settles nothing, such as a
-            recovery's, doesn't change this time.
+        waits_since: since when the key has needed attention. If a recovery's attempt settles nothing, this time
+            stays the same.
         late: for keys that contain their creation time. Called with the database's time in seconds since 1970, it
-            returns whether a key without a row is too old to be new. If it is set, an expired row is never taken over.
+            returns whether a key without a row is too old to count as new. If `late` is set, an expired row is never
+            taken over.
     """
 
     identity: Identity
@@ -134,7 +136,7 @@ class Conflicted:
     """Another request with the same key is running right now.
 
     Attributes:
-        lease_left: seconds until its lease expires; 0 without a lease, or while its row is not committed.
+        lease_left: seconds until the other request's lease expires; 0 if it has no lease, or no committed row yet.
         resource: the object that the other request has referred to.
     """
 
@@ -153,8 +155,9 @@ class InDoubt:
 
     Possible causes:
 
-    * A call has no result, the view has no `reconcile`, and `on_abandoned` is "hold", or is "retry-keyed" but the
-      called service would not recognize the call by its derived key.
+    * A call has no result, the view has no `reconcile`, and the `on_abandoned` policy forbids repeating the call. The
+      policy "hold" always forbids it. The policy "retry-keyed" forbids it if the called service would not recognize the
+      call by its derived key.
     * A write has no result, because the project's function ended the transaction itself.
     * The work ended the transaction that claimed the key.
     * The key has leased-mode steps, but the view now runs in atomic mode.
@@ -162,7 +165,7 @@ class InDoubt:
     Attributes:
         attempt: the number of the key's last attempt, which distinguishes two doubts about one key.
         resource: the object that the operation has referred to.
-        unkeyed: names of calls that "retry-keyed" does not repeat, because they would not be recognized.
+        unkeyed: names of calls that "retry-keyed" does not repeat, because the called service would not recognize them.
         undecided: what the project's `reconcile` said when it could not tell yet, or "" if it was not called.
     """
 
@@ -196,7 +199,7 @@ class Withheld:
 
 
 Known = Completed | Mismatched | Conflicted | InDoubt | TooOld
-"""How a request can end if its key is stored already, so that it must not run."""
+"""The ways in which a request can end without running, because its key is already stored."""
 Refusal = Mismatched | Conflicted | InDoubt | Unavailable | TooOld
 ClaimOutcome = Claimed | Completed | Refusal
 

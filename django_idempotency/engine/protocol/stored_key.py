@@ -80,8 +80,8 @@ def decide(stored: StoredKey, request: ClaimRequest) -> Ruling:
         # The hashes match, but the caller, operation or key does not. The refusal must reveal nothing about this row.
         return outcomes.Mismatched()
     if stored.expired:
-        # If a dated key has an expired row, its work is known to have run. The date alone might not show that,
-        # because `ttl` may have been raised since.
+        # With `late`, the key contains its creation time. If such a key has an expired row, its work is known to have
+        # run. The creation time alone might not show that, because `ttl` may have been raised since.
         return outcomes.TooOld() if request.known_only or request.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)
@@ -99,8 +99,8 @@ class Doubt(NamedTuple):
     """A step that was started but has no result.
 
     Attributes:
-        recognizable: whether the called service would recognize another start of the call. It would if each earlier
-            start carried the derived key, and the first is recent enough for that key to be remembered.
+        recognizable: whether the called service would recognize another start of the call. It does if each earlier
+            start carried the derived key, and the first start is so recent that the service still remembers the key.
     """
 
     name: str
@@ -117,8 +117,8 @@ def resumed(stored: StoredKey, request: ClaimRequest, doubts: Sequence[Doubt]) -
     """
     held = [doubt for doubt in doubts if not (doubt.is_call and (request.reconciles or _may_repeat(doubt, request)))]
     if held:
-        # `InDoubt` does not change the attempt number, so the previous worker, if it is still alive, can store its
-        # call's result.
+        # `InDoubt` does not change the attempt number, so a previous worker that is still alive can store the result of
+        # its call.
         unkeyed = tuple(doubt.name for doubt in held if doubt.is_call and request.policy == "retry-keyed")
         return outcomes.InDoubt(attempt=stored.attempt, resource=stored.resource, unkeyed=unkeyed)
     return outcomes.Claimed(

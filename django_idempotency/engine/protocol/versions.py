@@ -1,12 +1,12 @@
 """How does a new version of a comparison rule recognize requests that an earlier version has stored?
 
 # Note [Two versions of a fingerprint]
-A release that compares requests differently makes different fingerprints, so a retry that spans the upgrade would be
-refused as another request. Each request is therefore hashed by every rule in `RULES`. The hash of the first rule is
-stored, and a request is equal to a stored one if any of its hashes is. No two rules make the same hash of different
-requests.
+A release that compares requests differently computes different fingerprints, so it would refuse a retry of a request
+from before the upgrade as a different request. Each request is therefore hashed by every rule in `RULES`. The first
+rule's hash is stored. A later request matches if any of its hashes equals the stored hash. Two rules never compute the
+same hash for different requests.
 
-The two rules of today hash the same text. Wherever they write a value differently, the text holds both forms, between
+The two current rules hash the same text. Wherever they write a value differently, the text contains both forms, between
 control characters that `ascii()` never leaves in a string.
 """
 
@@ -20,8 +20,8 @@ from .digests import digest
 
 _CHANGED = re.compile("\0([^\0\1\2]*)\1([^\0\1\2]*)\2")
 MAX_PLAIN = 64
-"""How many digits a number may have before it is written with an exponent. A body of `1e64,1e64,…` becomes 16 times as
-long at most; without a limit, a few bytes such as `1e3000000` could fill the memory."""
+"""How many digits a number may have before it is written with an exponent. A body of `1e64,1e64,…` becomes at most
+16 times as long. Without a limit, a few bytes such as `1e3000000` could fill the memory."""
 _LONG = 10**MAX_PLAIN
 _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
 
@@ -54,7 +54,10 @@ def by_value(kind: str, *parts: bytes | str) -> bytes:
 
 
 def as_written(kind: str, *parts: bytes | str) -> bytes | None:
-    """The rule of 0.4.0. Return None if it writes these parts as `by_value` does, as for nearly all requests."""
+    """Hash the parts by the rule of version 0.4.0.
+
+    Return None if this rule writes the parts exactly as `by_value` does, which is true for nearly all requests.
+    """
     for part in parts:
         if isinstance(part, str) and "\0" in part:
             return _digest_of(r"\2", kind, parts)
@@ -66,18 +69,18 @@ def _digest_of(form: str, kind: str, parts: tuple[bytes | str, ...]) -> bytes:
 
 
 RULES: tuple[Callable[..., bytes | None], ...] = (by_value, as_written)
-"""How this release and earlier ones hash what is compared, newest first. A new rule goes to the front, and its hashes
-never equal those of another: it hashes a name of its own, too. A rule may go in a major version, and not before 35
-days, the longest default of `ttl`, have passed since the last release that stored its hashes."""
+"""The rules by which this release and earlier ones hash requests, newest first. A new rule goes to the front. It must
+also hash a name of its own, so that its hashes never equal another rule's. A rule may be removed in a major version, at
+the earliest 35 days (the longest default of `ttl`) after the last release that stored its hashes."""
 
 
 def fingerprint(kind: str, *parts: bytes | str) -> Fingerprint:
-    """Return the fingerprint of what is compared.
+    """Return the fingerprint of the data to compare.
 
     Args:
-        kind: what it is, such as "payload". Fingerprints of different kinds are never equal.
-        parts: a text may contain `Versioned` parts, and then has to be free of control characters. Any other text is
-            passed as bytes.
+        kind: the kind of data, such as "payload". Fingerprints of different kinds are never equal.
+        parts: the data. A string may contain `Versioned` values, but no other control characters. Text that may contain
+            other control characters is passed as bytes.
     """
     current, *earlier = [hashed for rule in RULES if (hashed := rule(kind, *parts)) is not None]
     return Fingerprint(current, tuple(earlier))
@@ -123,5 +126,5 @@ def _written(sign: str, digits: str, power: int) -> str:
 
 
 def integer(value: int) -> int | Versioned:
-    """Return an integer as it is, or in the form that a number of the same value with an exponent has."""
+    """Return an integer unchanged, or if it is long, in the same form as an equal number written with an exponent."""
     return value if -_LONG < value < _LONG else number(str(value))

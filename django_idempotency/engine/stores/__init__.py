@@ -22,8 +22,8 @@ _STORES = {
     "MariaDB": "innodb.MariaDBStore",
     "MySQL": "innodb.MySQLStore",
 }
-"""The stores by Django's name for the database, or by the name of an extension. A store is imported only when it is
-needed, because a project installs only the drivers for its own databases."""
+"""The classes of the stores, by Django's name for the database or by the name of an extension. A store is imported only
+when it is needed, because a project installs only the drivers for its own databases."""
 UNTESTED = ("TiDB", "Vitess")
 """Databases that speak MySQL's protocol but lack InnoDB's locks. Their names appear in the version string."""
 
@@ -36,7 +36,7 @@ def alias_for(using: str | None) -> str:
 def store_for(alias: str) -> Store:
     """Return the store for a database alias. The first call may ask the database whether it has the Citus extension.
 
-    Every use of a database begins here, so this is where locks that an exception has left held are removed.
+    Every use of a database begins with this function, so it also removes locks that an exception has left held.
 
     Raises:
         IdempotencyConfigurationError: the alias is unknown, or no store supports its database.
@@ -75,7 +75,10 @@ def _database(connection: Any) -> str:
 
 
 def _is_citus(connection: Any) -> bool:
-    """Whether the Citus extension is installed. The driver's own cursor hides the query from `assertNumQueries`."""
+    """Whether the Citus extension is installed.
+
+    The query is sent by the driver's own cursor, so that `assertNumQueries` does not count it.
+    """
     opened(connection)
     with connection.wrap_database_errors, connection.connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'")

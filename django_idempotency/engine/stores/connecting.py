@@ -15,7 +15,8 @@ from django.db import Error
 def opened(connection: Any) -> None:
     """Open the connection if it is closed.
 
-    If an exception strikes meanwhile, it is closed again: it may not be fully configured. The next query opens another.
+    If an exception strikes while the connection is being opened, the connection is closed again, because it may not be
+    fully configured. The next query opens another one.
     """
     if connection.connection is not None:
         return
@@ -29,8 +30,8 @@ def opened(connection: Any) -> None:
 def give_up(connection: Any) -> None:
     """Close a connection about whose transaction Django, the driver and the server may disagree.
 
-    The next query opens another connection. Django's stacks of blocks are reset now, because Django itself would do so
-    only then.
+    The next query opens another connection. Django would reset its stacks of blocks only during that query, so they are
+    reset here.
     """
     connection.closed_in_transaction = connection.needs_rollback = False
     replace_held_lock(connection)
@@ -44,9 +45,10 @@ def give_up(connection: Any) -> None:
 
 
 def without_held_locks(connection: Any) -> None:
-    """Remove locks that an exception has left held, in a query outside our transactions, between two requests.
+    """Remove locks that an exception has left held when it interrupted a query.
 
-    Otherwise, every later query would wait for them forever.
+    The interrupted query ran between two requests, outside our transactions. Unless its locks are removed, every later
+    query waits for them forever.
     """
     lock = getattr(connection.connection, "lock", None)
     if connection._thread_sharing_lock.locked() or (lock is not None and lock.locked()):
@@ -71,10 +73,10 @@ def is_stuck(connection: Any) -> bool:
 
 
 def replace_held_lock(connection: Any) -> None:
-    """Replace the lock with which Django asks, before each query, whether threads share the connection.
+    """Replace the lock that Django takes before each query to find out whether threads share the connection.
 
-    Like psycopg's lock, this one can be left held, and every later query would then wait for it. Other threads hold it
-    only for the moment that an addition takes.
+    Like psycopg's lock, this one can be left held by an exception, and every later query would then wait for it. Other
+    threads hold the lock only for the moment that an addition takes.
     """
     if connection._thread_sharing_lock.locked():
         connection._thread_sharing_lock = Lock()

@@ -37,9 +37,9 @@ ROLLED_BACK = frozenset({1020, 1213})
 innodb_snapshot_isolation, which is MariaDB's default since 11.6.
 1213: a deadlock or, in Galera, another node that committed first."""
 DOWN = frozenset({0, 1040, 1047, 1053, 1203, 1927, 2002, 2003, 2006, 2013, 4031, 1290, 1792, 1836})
-"""The driver's own code for a connection that has already ended, and the errors from a server that has no connections
-left, isn't part of its Galera cluster, is shutting down, can't be reached, has ended the connection, or is read-only
-(the last three codes)."""
+"""The errors that show that the database is down. 0 is the driver's own code for a connection that has already ended.
+The others mean that the server has no connections left, isn't part of its Galera cluster, is shutting down, can't be
+reached, has ended the connection, or is read-only (the last three codes)."""
 
 
 class InnoDBStore(Store):
@@ -55,11 +55,11 @@ class InnoDBStore(Store):
     at_once: ClassVar[str] = ""
     """A prefix that makes a statement fail instead of waiting for a lock."""
     statement_limit: ClassVar[tuple[str, Callable[[float], float]]]
-    """The variable that limits how long a SELECT takes, and its value for a number of seconds."""
+    """The variable that limits how long a SELECT takes, and a function that converts seconds to its value."""
     guard: ClassVar[str]
     """The subquery with which an INSERT looks for its key."""
     share: ClassVar[str]
-    """The query that reads a key, only from committed rows and without waiting, under every isolation level."""
+    """The query that reads a key. Under every isolation level, it reads only committed rows and doesn't wait."""
 
     def code(self, error: Error) -> object:
         return error.args[0] if error.args else None
@@ -162,10 +162,10 @@ class InnoDBStore(Store):
 class MariaDBStore(InnoDBStore):
     """On MariaDB, a locked entry in the unique index shows that a request with the same key is running.
 
-    The running request has inserted its row without committing it. A duplicate's INSERT would wait for that row's lock;
-    with a lock timeout of 0, set for this statement rather than the session, it fails immediately with error 1205. That
-    rolls back only the failed statement, unless `innodb_rollback_on_timeout` is set on the server: then it rolls back
-    the whole transaction.
+    The running request has inserted its row without committing it. A duplicate's INSERT would wait for that row's lock.
+    With a lock timeout of 0, which is set for this statement rather than the session, the INSERT fails immediately with
+    error 1205. The error normally rolls back only the failed statement. If `innodb_rollback_on_timeout` is set on the
+    server, it rolls back the whole transaction.
     """
 
     at_once = AT_ONCE

@@ -1,12 +1,12 @@
 """What leased mode stores: a committed claim's lease, and the work's steps.
 
 Only the worker whose attempt number is in the key's row may change the lease or the steps. This rule is the fence. Once
-another worker has taken the key over, everything the old one tries is refused.
+another worker has taken the key over, everything that the old worker tries is refused.
 
 # Note [Fencing]
 A worker can stall and wake up after its lease has expired. Each of its transactions therefore begins by locking or
 changing the claimed row, and proceeds only if the row is in progress with the worker's own attempt number. A takeover
-locks the same row before it changes the attempt number, and a person's decision locks it before it changes the status.
+locks the same row before changing the attempt number, and a person's decision locks it before changing the status.
 The old worker therefore cannot commit after either of them: `LeaseLost` rolls its transaction back. Without the lock,
 both workers could commit at the same time.
 
@@ -26,7 +26,7 @@ the steps and the counts cannot disagree:
     start of a call or write      unknown + 1     (a repeated call: no change)
     finish of a call              unknown - 1, effects + 1
     finish of a write             unknown - 1
-    a person records a doubt      as the finish of that step
+    a person records a result     the same as the finish of that step
     release                       unknown = 0     (the steps without a result are deleted)
     takeover of an expired row    both 0          (its steps are deleted)
 
@@ -44,15 +44,15 @@ transaction was committed, so there is a rule for each case:
 * The result of a call: the worker stores it again on a new connection. If the result was committed after all,
   the second attempt is rolled back when it finds that the step already has a result.
 * A local write: the error propagates, and the key is marked as failed. The next attempt finds the write's step only if
-the write was committed.
+  the write was committed.
 * The completion of the key: the worker tries to mark the key as failed. If the key was completed after all, this is
   refused, and the client gets the stored response. Otherwise, the next attempt does not repeat the finished steps.
 
 # Note [Writes in doubt]
 A local write's transaction records the start first and the result at the end, so that others see both or neither. But
-the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on MariaDB. If it then
-fails or is killed, the write has no result. The package cannot know what was committed, so a person has to resolve
-the key.
+the project's function can end that transaction early, for example by a raw COMMIT, or by DDL on MariaDB. If the
+function then fails or is killed, the write has no result. The package cannot know what was committed, so a person has
+to resolve the key.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Journal:
     def fence(self, claimed: Claimed, *, unknown: int = 0, effects: int = 0) -> None:
         """Lock or change the claimed row, so that a takeover can commit only after this transaction.
 
-        On PostgreSQL, a row whose counts stay the same is only locked. On other databases, it is always changed,
-        because a Galera node sends only changed rows to the other nodes, and SQLite has no row locks. See Note
+        On PostgreSQL, a row whose counts stay the same is only locked. On other databases, the row is always
+        changed, because a Galera node sends only changed rows to the other nodes, and SQLite has no row locks. See Note
         [Fencing].
 
         Args:
@@ -196,12 +196,12 @@ class Journal:
         up the earlier call in the called service.
 
         Args:
-            keyed: whether this start follows a `derive_key` call for the step. None leaves the step as it is, because
-                `reconcile` looks a call up rather than making it.
+            keyed: whether this start follows a `derive_key` call for the step. It is None for `reconcile`, which looks
+                a call up rather than making it. With None, the stored value stays the same.
             again: an earlier attempt started this call.
-            anew: the earlier start was settled, so that only this one can be in doubt.
+            anew: the doubt about the earlier start was settled, so that only this start can be in doubt.
             keys_last: raise `NotRepeatable` unless this start and all earlier ones are keyed, and the first was less
-                than this many seconds ago. With None, none of this is checked.
+                than this many seconds ago. With None, nothing is checked.
             last: see `Store.complete`.
         """
         if not again:
@@ -252,9 +252,9 @@ class Journal:
         self._start(claimed, name, Kind.WRITE)
 
     def has(self, claimed: Claimed, name: str) -> bool:
-        """Whether the step has a row, once each earlier transaction of this attempt has ended. Raises `LeaseLost`.
+        """Wait until the earlier transactions of this attempt have ended, then return whether the step has a row.
 
-        A server may still be working on a COMMIT after its connection has broken.
+        A server may still be working on a COMMIT after its connection has broken. Raises `LeaseLost`.
         """
         self.fence(claimed)
         return name in self.steps(claimed)
@@ -298,7 +298,7 @@ class Journal:
         return rows.filter(pk=claimed.id, attempt=claimed.attempt, status=Status.IN_PROGRESS)
 
     def _change(self, claimed: Claimed, **changes: Any) -> None:
-        # A new `updated_at` changes the row: without FOUND_ROWS, MySQL counts only rows whose values have changed.
+        # `updated_at` always gets a new value: without FOUND_ROWS, MySQL counts only rows whose values have changed.
         if self._own(claimed).update(updated_at=Clock(), **changes) != 1:
             raise lease_lost()
 
@@ -306,7 +306,7 @@ class Journal:
         return steps_of(self.alias, claimed).filter(UNFINISHED, name=name)
 
     def _start(self, claimed: Claimed, name: str, kind: str, *, keyed: bool = False, last: bool = False) -> None:
-        """Count a call or a write, and add it. Raises `LeaseLost`."""
+        """Count a call or a write as started, and add its step. Raises `LeaseLost`."""
         with self._atomic():
             self.fence(claimed, unknown=1)
             self._add(claimed, name, kind, keyed=keyed)
@@ -368,8 +368,8 @@ def fail(rows: QuerySet[IdempotencyKey], *, since: datetime | None = None, **cha
 def locked(rows: QuerySet[Any], *, skip: bool = False) -> QuerySet[Any]:
     """Lock a query's rows until the transaction ends, on databases with row locks.
 
-    Plain reads still see them. `skip` leaves out rows that another transaction has locked, if the database supports
-    that.
+    Plain reads still see the rows. With `skip`, rows that another transaction has locked are left out, if the database
+    supports it.
     """
     features = connections[rows.db].features
     skips = skip and features.has_select_for_update_skip_locked

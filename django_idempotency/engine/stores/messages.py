@@ -1,7 +1,7 @@
 """Saves round trips to PostgreSQL: BEGIN goes along with a transaction's first statement, and COMMIT with its last.
 
 Django sends BEGIN and COMMIT by themselves, and waits for each reply. With this module, a protected view usually sends
-as many messages as an unprotected one inside `atomic()`, and a leased one sends each change of the journal as one
+as many messages as an unprotected view inside `atomic()`. A view in leased mode sends each change of the journal as one
 message. The pgjdbc and Npgsql drivers also send BEGIN together with the statement that follows it. psycopg asks libpq
 before each statement whether a transaction is open, so it sends no second BEGIN.
 
@@ -44,11 +44,11 @@ T = TypeVar("T")
 STATE = "_django_idempotency"
 """The attribute of psycopg's connection that holds its `State`. See Note [Prepared statements] in `prepared.py`."""
 LOST = frozenset({"26000", "42P05"})
-"""invalid_sql_statement_name and duplicate_prepared_statement."""
+"""The SQLSTATEs of invalid_sql_statement_name and duplicate_prepared_statement."""
 IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
 """libpq's PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
 BEGIN, COMMIT = (b"", b"BEGIN; "), (b"", b"; COMMIT")
-"""What a message begins or ends with, without and with it."""
+"""What a message begins or ends with: nothing at index 0 (False), and BEGIN or COMMIT at index 1 (True)."""
 DONE = frozenset({1, 2})
 """libpq's PGRES_COMMAND_OK and PGRES_TUPLES_OK."""
 PLAIN = (False, None, None, None)
@@ -70,10 +70,10 @@ REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cu
 def begin(connection: Any, statements: dict[str, Statement], values: Values, *, last: bool = False) -> Any:
     """Send BEGIN and the claim in one message, and return the claim's result. With `last`, COMMIT is sent, too.
 
-    The first claim of a connection is never committed along with it, so that a pooler which allows no transactions
-    refuses it before anything runs. The caller then commits.
+    The message with a connection's first claim never contains COMMIT, so that a pooler without support for
+    transactions refuses the claim before anything runs. The caller then commits the claim.
 
-    The other statements are prepared together with the claim, which is the first of them.
+    When the claim is prepared, so are the other `statements`. The claim is the first of them.
     """
     raw, claim = connection.connection, statements["claim"]
     state, preparation = vars(raw)[STATE], b""
@@ -157,9 +157,10 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 def may_send(connection: Any, *statuses: int) -> bool:
     """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    The transaction must have one of these statuses. If it is IDLE, BEGIN is to be sent: psycopg must be configured to
-    send one without options, and Django must commit at the end. If it is IN_TRANSACTION, leaving the current `atomic()`
-    block must send COMMIT and nothing else. This function does not check whether the connection needs a rollback.
+    The transaction must have one of these statuses. IDLE means that BEGIN has not been sent; psycopg must then be
+    configured for a BEGIN without options, and Django must commit at the end. IN_TRANSACTION means that it has been
+    sent; leaving the current `atomic()` block must then send COMMIT and nothing else. This function does not check
+    whether the connection needs a rollback.
     """
     raw = connection.connection
     return (
@@ -204,9 +205,9 @@ def _is_original(method: Any) -> bool:
 def _send(connection: Any, message: bytes) -> list[Any]:
     """Send a message, and return the results of its statements. psycopg's errors become Django's.
 
-    A claim may have to wait for a migration, and a COMMIT for a standby. During this wait, as with Django's cursor,
-    signals are handled, and Ctrl-C also makes the server stop waiting. With libpq's own wait, neither happens, and if a
-    pooler closes the connection, only the last error is shown.
+    A claim may have to wait for a migration, and a COMMIT for a standby. As with Django's cursor, signals are handled
+    during this wait, and Ctrl-C also makes the server stop waiting. libpq's own wait would do neither. If a pooler
+    closed the connection, it would also show only the last error.
 
     psycopg's lock is not taken: no other thread uses Django's connection, and an exception could leave it locked.
     """
@@ -225,7 +226,7 @@ def _send(connection: Any, message: bytes) -> list[Any]:
 
 
 def _received(raw: Any, message: bytes | None = None) -> list[Any]:
-    """Send the message, if it hasn't been sent. Handle signals while waiting for all the results.
+    """Send the message, if there is one, and return all results. Signals are handled while this function waits.
 
     psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function adds
     only half as much.

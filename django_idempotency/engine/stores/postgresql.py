@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 UNHEARD = 0.5
-"""For how many seconds a claim whose answer has not been received is looked for."""
+"""How many seconds the store may look for a claim whose answer it has not received."""
 CONNECTION_FAILURE = "08006"
 OUT_OF_SHARED_MEMORY = "53200"
 CASTS = {"key_hash": "bigint", "scope_hash": "bigint", "fingerprint": "bytea"}
@@ -102,8 +102,8 @@ class PostgreSQLStore(Store):
     unmigrated = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
 
     def code(self, error: Error) -> object:
-        # psycopg 3 calls it sqlstate, psycopg2 pgcode. Errors from libpq or from a connection pool don't come from a
-        # server, and carry neither.
+        # psycopg 3 calls the code sqlstate, and psycopg2 calls it pgcode. Errors from libpq or from a connection pool
+        # don't come from a server, and carry no code.
         sent = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         return sent or (CONNECTION_FAILURE if isinstance(error, OperationalError | InterfaceError) else None)
 
@@ -112,7 +112,7 @@ class PostgreSQLStore(Store):
     ) -> ClaimOutcome:
         connection = connection or self.connection
         if not request.known_only and messages.may_send(connection, IDLE):
-            # Whether a new key is too old is only known afterwards.
+            # Whether a new key is too old is known only after the claim, so COMMIT must not go along with it.
             outcome = self._claim_by_messages(connection, request, last=last and request.late is None)
             if outcome is not None:
                 return outcome
@@ -121,7 +121,7 @@ class PostgreSQLStore(Store):
     def _claim_by_messages(
         self, connection: BaseDatabaseWrapper, request: ClaimRequest, *, last: bool
     ) -> ClaimOutcome | None:
-        """Claim a key with a single message. Answering a duplicate takes two, or one if COMMIT went along.
+        """Claim a key with a single message. Answering a duplicate takes two, or one if COMMIT was sent with the claim.
 
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
         transaction stored or deleted its row a moment ago.
@@ -144,8 +144,8 @@ class PostgreSQLStore(Store):
         return messages.end_while(connection, known) if is_open else known()
 
     def unheard(self, request: ClaimRequest) -> Claimed | None:
-        # If another thread of this process has made the claim since, it has done nothing so far, and its next step is
-        # refused.
+        # The row may be a claim that another thread of this process has made since. That thread has done nothing so
+        # far, and its next step is refused.
         identity = request.identity
         rows = IdempotencyKey.objects.using(self.alias).filter(
             key_hash=identity.key_hash,
@@ -159,7 +159,7 @@ class PostgreSQLStore(Store):
             unknown=0,
             effects=0,
         )
-        # The exception must not wait for a migration.
+        # The time is limited, because the exception that is being handled must not wait for a migration.
         ids = self.read(UNHEARD, lambda: list(rows.values_list("pk", flat=True)))
         return new_claim(ids[0], request) if ids else None
 
@@ -260,7 +260,7 @@ class PostgreSQLStore(Store):
         return raw is not None and raw.info.transaction_status in (IN_TRANSACTION, IN_ERROR)
 
     def is_broken(self, connection: BaseDatabaseWrapper) -> bool:
-        if connection.needs_rollback or connection.closed_in_transaction:  # it may be back in its pool
+        if connection.needs_rollback or connection.closed_in_transaction:  # the connection may be back in its pool
             return True
         # The server may refuse all further statements even though Django has seen no error.
         raw: Any = connection.connection
@@ -362,7 +362,7 @@ class PostgreSQLStore(Store):
 
 
 def _known(facts: str, body: str | None, request: ClaimRequest) -> Known | None:
-    """Return the outcome for a duplicate from the row that its claim has read, or None if that key can be claimed."""
+    """Return a duplicate's outcome, given the row that its claim has read, or None if the key can be claimed."""
     outcome = decide(as_stored_key([*json.loads(facts), body]), request)
     return None if isinstance(outcome, TakeOver | Resume) else outcome
 

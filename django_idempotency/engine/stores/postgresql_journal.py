@@ -1,11 +1,12 @@
-"""The journal on PostgreSQL: the start or the end of a step is one statement, in one message with BEGIN and COMMIT.
+"""The journal on PostgreSQL: a step is started or ended by one statement, in one message with BEGIN and COMMIT.
 
 # Note [A step in one statement]
-The statement changes the key's row under its fence, and then the step: a takeover locks them in the same order. The
-step's part reads from the changed row, so without that row, it changes nothing. At the end, the statement divides by
-the number of key rows, and takes the logarithm of the number of steps. If either is 0, this is an error, which undoes
-the whole statement and keeps PostgreSQL from running the COMMIT in the same message. The code of the error says which
-of the two was missing. It can't be asked for later: the rollback also undoes its cause, such as a `SET search_path`.
+The statement first changes the key's row under its fence, and then the step. A takeover locks them in the same order.
+The part that changes the step reads from the changed row; if there is none, it changes nothing. At the end, the
+statement divides by the number of changed key rows, and takes the logarithm of the number of changed steps. If either
+number is 0, the statement fails: PostgreSQL undoes all of it, and does not run the COMMIT in the same message. The
+error's code says whether the key's row or the step was missing. A later query could not find this out, because the
+rollback also undoes the cause, such as a `SET search_path`.
 
 These statements aren't prepared, because the function of a `write` may send DEALLOCATE ALL. The end of the write would
 then fail, and its changes would be lost.
@@ -29,7 +30,7 @@ from .sealing import seal
 
 
 class PostgreSQLJournal(Journal):
-    """Without messages, it is a journal as on any other database."""
+    """Where no messages can be sent, it works like the journal of any other database."""
 
     def _start(self, claimed: Claimed, name: str, kind: str, *, keyed: bool = False, last: bool = False) -> None:
         values = {"name": name, "kind": kind, "keyed": keyed}
@@ -50,7 +51,8 @@ class PostgreSQLJournal(Journal):
         try:
             messages.send(connection, statement, {**values_of_claim(claimed), **values}, last=last)
         except DatabaseError as error:
-            # An error of COMMIT ends the transaction: it may come from the project's deferred triggers.
+            # IN_ERROR shows that this statement failed. An error from COMMIT, perhaps raised by one of the project's
+            # deferred triggers, would have ended the transaction.
             raw: Any = connection.connection
             if raw is not None and raw.info.transaction_status == IN_ERROR:
                 match getattr(error.__cause__, "sqlstate", None):
@@ -85,7 +87,7 @@ class PostgreSQLJournal(Journal):
         sql, s = self._sql, self._columns
         unknown, effects = sql.k["unknown"], sql.k["effects"]
         return self._checked(
-            # If the step is missing, this must not be the error, but the logarithm.
+            # If the step is missing, the logarithm must fail. A negative count would make this UPDATE fail first.
             f"{unknown} = greatest({unknown} - 1, 0), {effects} = {effects} + %(effects)s",
             f"UPDATE {sql.steps} SET {s['result']} = %(result)s, {s['finished_at']} = {sql.clock} FROM own "
             f"WHERE {s['key']} = %(id)s AND {s['key_hash']} = %(key_hash)s AND {s['scope_hash']} = %(scope_hash)s "

@@ -1,4 +1,4 @@
-"""A statement for PostgreSQL as it travels: its SQL text with the values in it, or the name under which it is prepared.
+"""What is sent to PostgreSQL for a statement: its SQL with the values in it, or the name of the prepared statement.
 
 # Note [Prepared statements]
 The first claim on a connection is sent as SQL text, because preparing statements saves nothing on a connection that
@@ -63,7 +63,7 @@ execution, but some of the earlier ones may fail."""
 
 
 class State(NamedTuple):
-    """What a connection has sent. It is replaced as a whole, so no exception can leave half of it.
+    """What a connection has sent. The state is replaced as a whole, so no exception can leave it half changed.
 
     Attributes:
         name: "by cursor", "new", "new, by text", "text", "used" or "prepared".
@@ -119,7 +119,10 @@ class Statement:
         self._call = f"EXECUTE {name}(".encode() if name else b""
 
     def filled(self, raw: Any, state: State, values: Values) -> tuple[bytes, State]:
-        """Return what to send on a connection in this state, with the values as literals, and the state after it."""
+        """Return the message to send on a connection in this state, and the connection's state after it has been sent.
+
+        The message contains the values as literals.
+        """
         escape, literals = pq.Escaping(raw.pgconn).escape_literal, []
         for value in self._in_order(values):
             if value is None:

@@ -42,7 +42,7 @@ COLUMNS = (
     *("expired", "lapsed", "unleased", "lease_left"),
     *("status_code", "headers", "resource_type", "resource_id", "body"),
 )
-"""What a query reads from a row. The body comes last, because it can't be part of the JSON."""
+"""What a query reads from a row. The body comes last, because it can't be part of the JSON that PostgreSQL returns."""
 STATUSES = {status.value: status for status in Status}
 
 
@@ -111,7 +111,7 @@ class Queries:
 
     @cached_property
     def seen(self) -> str:
-        """SELECT a row if the key is stored."""
+        """SELECT 1 if the key is stored."""
         return f"SELECT 1 FROM {self.table} WHERE {self.same_hashes}"
 
     @property
@@ -180,7 +180,7 @@ def as_stored_key(values: Any) -> StoredKey:
         fingerprint=_bytes(fingerprint),
         status=STATUSES[status],
         attempt=attempt,
-        # Drivers return truths as numbers, too.
+        # Some drivers return truth values as numbers.
         expired=bool(expired),
         lapsed=bool(lapsed),
         unleased=bool(unleased),
@@ -194,7 +194,7 @@ def as_stored_key(values: Any) -> StoredKey:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Return what a driver returns as bytes or a memoryview, and JSON as hexadecimal digits."""
+    """Return a stored value as bytes. Drivers return bytes or a memoryview, and JSON contains hexadecimal digits."""
     if value is None:
         return None
     return bytes.fromhex(value) if isinstance(value, str) else bytes(value)
@@ -229,5 +229,5 @@ def values_of_claim(claimed: Claimed) -> Values:
 
 @cache
 def _worker(pid: int) -> str:
-    """Return the host and the process id. A forked process must not find its parent's name in the cache."""
+    """Return the host and the process id. The id is an argument, because a forked process inherits the cache."""
     return f"{gethostname()[:80]}:{pid}"

@@ -15,9 +15,9 @@ therefore sealed without a prefix. The headers and the body are always written b
 sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM. The associated data of each text identifies where text is stored, so that the text can be
-decrypted only there. Otherwise, anyone who can write to the database could copy another user's response into their own
-row, and receive it on their next retry.
+The cipher is AES-256-GCM. The associated data of each text identifies the place where the text is stored, so that it
+can be decrypted only there. Otherwise, anyone who can write to the database could copy another user's response into
+their own row, and receive it on their next retry.
 
 The place consists of the column's name and the row's two hashes, which depend on the key, the caller and the operation.
 For a step, it also includes the step's name. A response is also bound to the status code and the fingerprint of its
@@ -76,7 +76,7 @@ def unseal(row: Row, column: str, stored: str | None, *about: Fact) -> str | Non
 
 
 def unsealed(row: Row, column: str, stored: str | None, *about: Fact, instead: str | None = None) -> str | None:
-    """Do the same as `unseal`, but if decrypting fails, return the text `instead`, or else the error's own text."""
+    """Do the same as `unseal`, but if decrypting fails, return `instead` or, if that is empty, the error's message."""
     try:
         return unseal(row, column, stored, *about)
     except NotDecryptable as error:
@@ -159,8 +159,9 @@ def _place(row: Row, column: str, about: Sequence[Fact]) -> bytes:
 
 
 SEALS: Mapping[str, Callable[[Row, str, Sequence[Fact]], bytes]] = {"enc1:": _place}
-"""How sealed text is bound to its place, by its prefix, newest first. A release seals in the first way, and opens what
-is sealed in any of them. When a way may go: see `RULES` in `protocol/versions.py`."""
+"""The functions that identify the place to which sealed text is bound, by the text's prefix, newest first. A release
+seals with the first function, and can unseal text that was sealed with any of them. `RULES` in `protocol/versions.py`
+says when a function may be removed."""
 
 
 def _newest() -> tuple[str, Callable[[Row, str, Sequence[Fact]], bytes]]:

@@ -5,7 +5,7 @@ Note [One truth about a key] in `journal.py`). A key can be in several states at
 In that case, only the worst one is shown; `STATES` lists the states from worst to best.
 
 # Note [Which index finds a state]
-A partial index is used only for queries that include its condition, in this case that a certain column is set.
+A partial index is used only for queries that include its condition. Here, each condition is that a column is set:
 `last_error` is set for failed keys, and `locked_until` for keys with a lease. Failed keys whose steps took effect or
 are in doubt also have an `attention_at`. They are in the same index as the other failed keys, but ahead of them. These
 partial indexes hold only a handful of rows, however large the table is. None of these indexes mentions `status` or a
@@ -70,7 +70,8 @@ class Clock(Func):
 UNFINISHED = Q(finished_at=None)
 """A step that was started and has no result, so nobody knows whether it took effect."""
 SETTLED = Q(unknown=0, effects=0)
-"""A key whose steps have no effect, known or possible, that a person or a retry must know about."""
+"""A key whose steps have had no effect that a person or a retry must know about: no call has finished, and no call or
+write is waiting for its result."""
 DUE = Q(expires_at__lte=Clock())
 FAILED = Q(status=Status.FAILED, last_error__isnull=False)
 UNSETTLED = FAILED & Q(attention_at__isnull=False)
@@ -82,7 +83,7 @@ UNLEASED = Q(status=Status.IN_PROGRESS, locked_until=None)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A row of the key table, and the database's time when it was read, for example from `.annotate(now=Clock())`."""
+    """A row of the key table, and the database's time when the row was read, such as from `.annotate(now=Clock())`."""
 
     row: IdempotencyKey
     now: datetime

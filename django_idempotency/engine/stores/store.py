@@ -97,7 +97,7 @@ class Store(ABC):
     """The database's error codes, as `code` returns them.
 
     repeatable: a claim may succeed in a new transaction, for example after a deadlock or a serialization failure.
-    rolled_back: the whole transaction is gone, perhaps because a duplicate won.
+    rolled_back: the whole transaction has been rolled back, perhaps because a duplicate was faster.
     busy: the database did not answer a claim in time.
     lost: the connection could not complete the key, but a retry can.
     level_is_fixed: the work has tried to change the isolation level of the claim's transaction.
@@ -117,9 +117,9 @@ class Store(ABC):
         return connection.get_rollback() or connection.closed_in_transaction
 
     def is_open(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether one look shows that the claim's transaction is open and can be committed.
+        """Whether a single look at the connection shows that the claim's transaction is open and can be committed.
 
-        If not, `has_ended` and `is_broken` tell what has become of it.
+        If this returns False, `has_ended` and `is_broken` tell what has become of the transaction.
         """
         return False
 
@@ -170,7 +170,7 @@ class Store(ABC):
         This must be the first statement of its transaction.
 
         Args:
-            connection: this thread's connection, for a caller that has it at hand.
+            connection: this thread's connection, if the caller already has it.
             last: whether the claim is also the last statement. A store may then send COMMIT along with it.
         """
         try:
@@ -183,9 +183,10 @@ class Store(ABC):
         return Conflicted()
 
     def unheard(self, request: ClaimRequest) -> Claimed | None:
-        """Return the claim of a new key whose answer an exception has kept from this process, if it was committed.
+        """Look for the claim of a new key after an exception has interrupted the wait for the database's answer.
 
-        Only a store that sends COMMIT along with a claim has to look for one.
+        Returns the claim if it was committed, otherwise None. Only a store that sends COMMIT along with a claim has to
+        look for such a claim.
         """
         return None
 
@@ -209,8 +210,8 @@ class Store(ABC):
         Errors from COMMIT may therefore be raised here.
 
         Args:
-            resource: the type and id that the operation is about. None keeps what is stored.
-            connection: this thread's connection, for a caller that has it at hand.
+            resource: the type and id of the object that the operation is about. With None, a stored resource is kept.
+            connection: this thread's connection, if the caller already has it.
 
         Raises:
             ClaimLost: the row no longer belongs to the claim.
@@ -222,7 +223,7 @@ class Store(ABC):
         self._write_last("complete_for", {**_completion(claimed, snapshot), "ttl": ttl}, self.connection)
 
     def complete_settled(self, claimed: Claimed, snapshot: Snapshot, ttl: float) -> None:
-        """Do the same as `complete_for`, but raise `ClaimLost` if a step of the key has no result, too."""
+        """Do the same as `complete_for`, but also raise `ClaimLost` if a step of the key has no result."""
         self._write_last("complete_settled", {**_completion(claimed, snapshot), "ttl": ttl}, self.connection)
 
     def release(self, claimed: Claimed) -> None:
@@ -273,7 +274,7 @@ class Store(ABC):
         return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
 
     def read(self, seconds: float, work: Callable[[], T]) -> T:
-        """Do the work. Each of its statements may read for at most `seconds`, including its wait for locks.
+        """Do the work, limiting each of its statements to `seconds` of reading, including the wait for locks.
 
         SQLite's readers wait only as long as the connection's `timeout`.
         """
@@ -367,7 +368,7 @@ class Store(ABC):
             return Conflicted()
         of = new_claim(stored.id, request)
         if (request.lease is None or request.observes) and self.journal.has_steps(of):
-            # The work doesn't look at the steps: it would do the same again, and its result would hide them.
+            # The work doesn't look at the steps. It would do again what they did, and its result would hide them.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, request, self.journal.doubts(of, request.keys_last) if unknown else ())
         if isinstance(outcome, Claimed):

@@ -1,4 +1,4 @@
-"""Begins and ends transactions so that an exception, wherever it strikes, leaves no connection that loses later work.
+"""Begins and ends transactions so that wherever an exception strikes, the connection loses no later work.
 
 # Note [An exception at any moment]
 A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and the
@@ -9,12 +9,13 @@ become part of that transaction, and would report success although nothing was c
 
 Therefore, after an exception, a `Transaction` does not use `Atomic.__exit__`. It compares the connection with a
 description from before the block, and asks the driver whether a transaction is open. It rolls back, and resets Django's
-stacks to what they were. If that fails, or if another exception strikes meanwhile, it gives the connection up: it is
-closed, or, inside the caller's `atomic()` block, nothing in that block can be committed any more.
+stacks to what they were. If that fails, or if another exception strikes meanwhile, the `Transaction` gives the
+connection up: it closes the connection or, inside the caller's `atomic()` block, makes sure that nothing in that block
+can be committed any more.
 
-There are two more reasons not to use `Atomic.__exit__`. If an exception strikes before COMMIT or ROLLBACK is sent, it
-still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to be rolled back; psycopg refuses, and its
-`ProgrammingError` replaces the exception that struck.
+There are two more reasons not to use `Atomic.__exit__`. If an exception strikes before COMMIT or ROLLBACK is sent, this
+method still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to be rolled back; psycopg refuses,
+and its `ProgrammingError` replaces the exception that struck.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ IDLE: dict[str, Callable[[Any], bool]] = {
     # Within a transaction, autocommit is off. It is back on if the driver has silently opened a new connection.
     "mysql": lambda raw: bool(raw.open and raw.get_autocommit()),
 }
-"""By Django's name for the database: whether the driver has a working connection without a transaction, where each
-statement is committed by itself. None of them sends a query."""
+"""Functions, by Django's name for the database. Each returns whether the driver has a working connection on which no
+transaction is open, so that each statement is committed by itself. No function sends a query."""
 
 
 class Transaction:
@@ -55,13 +56,13 @@ class Transaction:
         connection: this thread's connection.
         is_outermost: whether this is a separate transaction, not a savepoint.
         is_in_a_test: whether only a `TestCase` surrounds this transaction.
-        is_alone: whether this is a separate transaction. A `TestCase`'s transaction does not count.
+        is_alone: whether this is a separate transaction, or would be one without the `TestCase` around it.
         block: the `atomic()` block, from just before it begins until after it has ended.
         raw_before, in_block_before: the driver's connection, and whether a block of the caller's was open, before the
             transaction began.
         blocks_before, savepoints_before: how many entries Django's stacks had.
-        callbacks_before: Django's flag, which `commit()` sets.
-        idle_before: whether the driver had no transaction that Django didn't know about.
+        callbacks_before: the earlier value of Django's flag for running `on_commit` callbacks, which `commit()` sets.
+        idle_before: False if the driver had a transaction that Django didn't know about.
     """
 
     __slots__ = (
@@ -105,7 +106,7 @@ class Transaction:
 
     def guard(self, work: Callable[[], T]) -> T:
         """Do the work, and roll back if an exception ends it."""
-        # This is no context manager, because an exception at the first instruction of its `__exit__` would bypass it.
+        # This isn't a context manager, because an exception at the first instruction of its `__exit__` would bypass it.
         try:
             try:
                 return work()
@@ -113,7 +114,7 @@ class Transaction:
                 self.roll_back()
                 raise
         except BaseException:
-            # Usually, there is nothing left to do. But an exception may have struck in `roll_back`.
+            # Usually, there is nothing left to do, but another exception may have interrupted `roll_back`.
             self.give_up()
             raise
 
@@ -122,7 +123,7 @@ class Transaction:
         self.block.__enter__()
 
     def end(self) -> None:
-        """Commit, or release the savepoint. If Django has noted that it must be rolled back, do that instead.
+        """Commit, or release the savepoint. If Django has noted that a rollback is needed, roll back instead.
 
         Call `refuse_if_torn` whenever the project's code has run.
         """
@@ -133,7 +134,7 @@ class Transaction:
             forget_blocks(connection)
             if (pgconn := getattr(connection.connection, "pgconn", None)) is None or pgconn.transaction_status:
                 connection.commit()
-            else:  # a message has ended the transaction, so only what Django notes after a COMMIT is left
+            else:  # a message has sent COMMIT, so only set what Django sets after a COMMIT
                 connection.errors_occurred, connection.run_commit_hooks_on_set_autocommit_on = False, True
             connection.set_autocommit(True)
         else:
@@ -141,9 +142,9 @@ class Transaction:
         self.block = None
 
     def roll_back(self) -> None:
-        """Undo what this transaction did, and put the connection back into its state from before.
+        """Undo what this transaction did, and restore the state that the connection had before.
 
-        Does nothing if the transaction has ended. If the connection can't be put back, it is given up.
+        Does nothing if the transaction has ended. If that state can't be restored, the connection is given up.
         """
         connection = self.connection
         replace_held_lock(connection)
@@ -153,14 +154,14 @@ class Transaction:
             else:
                 self._roll_back_savepoint()
         if self.is_outermost:
-            # If the transaction was committed, its remaining callbacks are lost, as after one that raises. They must
-            # not run with another transaction.
+            # If the transaction was committed, its remaining callbacks are lost, as they are when a callback raises an
+            # exception. They must not run when another transaction is committed.
             connection.run_on_commit = []
             connection.run_commit_hooks_on_set_autocommit_on = self.callbacks_before
         self.block = None
 
     def give_up(self) -> None:
-        """Unless the transaction has ended, make sure that nothing which begins on the connection can be lost."""
+        """Unless the transaction has ended, make sure that no later work on the connection can be lost."""
         if self._is_over():
             return
         if self.is_outermost:
@@ -169,7 +170,7 @@ class Transaction:
             self._doom()
 
     def _is_over(self) -> bool:
-        """Whether the connection is in its state from before."""
+        """Whether the connection is back in the state that it had before this transaction."""
         connection = self.connection
         if not self.is_outermost:
             return (
@@ -202,7 +203,7 @@ class Transaction:
     def _roll_back_savepoint(self) -> None:
         connection = self.connection
         blocks, savepoints = connection.atomic_blocks, connection.savepoint_ids
-        own = savepoints[self.savepoints_before :]  # Django adds one as a block begins, or None
+        own = savepoints[self.savepoints_before :]  # when a block begins, Django adds a savepoint or None
         savepoint = own[0] if own and self.block is not None else None
         del blocks[self.blocks_before :], savepoints[self.savepoints_before :]
         lost = connection.connection is not self.raw_before or connection.closed_in_transaction or is_stuck(connection)
@@ -221,7 +222,7 @@ class Transaction:
             connection.in_atomic_block = self.in_block_before
 
     def _doom(self) -> None:
-        """Make sure that the caller can't commit its transaction, which may contain half of ours."""
+        """Make sure that the caller can't commit its transaction, which may contain half of this one."""
         connection = self.connection
         replace_held_lock(connection)
         del connection.atomic_blocks[self.blocks_before :], connection.savepoint_ids[self.savepoints_before :]
@@ -240,7 +241,7 @@ class Transaction:
 
 
 def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
-    """Do the work inside `atomic()`, from which no exception leaves a transaction open.
+    """Do the work inside an `atomic()` block, and leave no transaction open, whatever exception strikes.
 
     See Note [An exception at any moment].
 

@@ -1,7 +1,7 @@
 """The value that a backend stores under a name: a claim or a result.
 
-A value consists of a format number, the random token of the attempt that wrote it, and what it says in that format: see
-`FORMATS`. No two attempts write the same value, so the value that a swap finds shows who holds the key.
+A value consists of a format number, the random token of the attempt that wrote it, and the content in that format: see
+`FORMATS`. No two attempts write the same value, so the value that `swap` returns shows who holds the key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..protocol.stored_key import Status, StoredKey
 from .sealing import seal_response, unseal_response
 
 NAMES = "1"
-"""The prefix of names. It never changes: a release that looked for another name would run each retry again."""
+"""The prefix of names. It never changes: a release that looked for other names would run the work of retries again."""
 TOKEN = slice(1, 33)
 """The position of the token in a value of any format: the 32 hexadecimal digits after the format's number."""
 
@@ -107,5 +107,5 @@ class Format(NamedTuple):
 
 
 FORMATS: Mapping[str, Format] = {"1": Format(_joined, _split)}
-"""How a value is written and read, by its format's number, newest first. A release writes the first format, and reads
-all of them. When a format may go: see `RULES` in `protocol/versions.py`."""
+"""The functions that write and read a value, by the number of its format, newest first. A release writes the first
+format, and reads all of them. `RULES` in `protocol/versions.py` says when a format may be removed."""
