@@ -1,4 +1,4 @@
-"""How is one step of leased work committed? Alone, and again on a new connection if the old one has broken."""
+"""How is one step of leased work committed? In its own transaction, and again on a new connection where that is safe."""
 
 from __future__ import annotations
 
