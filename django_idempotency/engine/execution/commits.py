@@ -1,4 +1,4 @@
-"""How is one step of leased work committed? In its own transaction, and again on a new connection where that is safe."""
+"""How is one step of leased work committed? Alone, and, where that is safe, again on a new connection."""
 
 from __future__ import annotations
 
