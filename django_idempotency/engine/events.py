@@ -24,7 +24,7 @@ LEVELS = {
     **dict.fromkeys(("busy", "claim_lost", "slow_call", "taken_over"), logging.WARNING),
     **dict.fromkeys(("held", "error", "unstored"), logging.ERROR),
 }
-"""Everything else is INFO: a client can cause any number of the other events, so they must not be warnings."""
+"""All other events are logged as INFO: a client can cause any number of them, so they must not be warnings."""
 REFUSED = {
     outcomes.Mismatched: "mismatched",
     outcomes.Conflicted: "conflicted",
@@ -56,7 +56,7 @@ def report(
     resource: outcomes.Resource | None = None,
     level: int | None = None,
 ) -> None:
-    """Log an event and send it as a signal. The only exception that this raises is a limit that strikes meanwhile.
+    """Log an event and send it as a signal. The only exception that can propagate is a limit: see `limits.py`.
 
     If a transaction is open on `using`, this happens after its COMMIT.
 
@@ -123,7 +123,7 @@ def report_outcome(
 def report_unprotected(operation: str) -> None:
     """Report that a request runs without protection, and log it once per process.
 
-    The process that serves the metrics may have other settings than the workers, so each worker has to say it.
+    The process that serves the metrics may have different settings, so each worker has to report this itself.
     """
     why = "observe is True" if get_settings().enabled else "ENABLED is False"
     unprotected(operation, why)
@@ -152,7 +152,7 @@ def _tell(level: int, text: str, args: tuple[Any, ...], extra: Mapping[str, Any]
     try:
         with harmless():
             logger.log(level, text, *args, extra=extra)
-    finally:  # a limit that strikes the log must not keep the event from its receivers
+    finally:  # if a limit interrupts logging, the receivers must still get the event
         with harmless():
             returned = [answer for _, answer in key_event.send_robust(IdempotencyKey, **sent)]
             if limits := [answer for answer in returned if isinstance(answer, BaseException) and is_limit(answer)]:
@@ -163,7 +163,7 @@ class harmless:  # noqa: N801 (used as `with harmless():`)
     """Print any exception that a log filter or a signal receiver raises, and continue.
 
     Logging prints most of its own errors, but a filter can raise, and `send_robust` itself raises if a receiver without
-    `__qualname__` fails. A limit that strikes meanwhile is not one of these errors, and is raised.
+    `__qualname__` fails. A limit is not one of these errors, and propagates: see `limits.py`.
 
     This is a class and not a generator: an interrupted generator would keep the block open until it is garbage
     collected.

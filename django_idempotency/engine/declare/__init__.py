@@ -1,3 +1,4 @@
-"""The decorators and the mixin that protect views. They do so while the view's module is imported, or raise
-`IdempotencyConfigurationError` if they cannot.
+"""The decorators and the mixin that protect views.
+
+A view is protected while its module is imported. If it cannot be protected, `IdempotencyConfigurationError` is raised.
 """

@@ -35,7 +35,7 @@ HANDLERS = sorted({*View.http_method_names} - {"head", "options", "trace"})
 BARE = "_idempotency_bare"
 """The attribute of a view object that holds its handlers without their protection."""
 CALLED = "_idempotency_called"
-"""The attribute of a view object one of whose handlers has been called, or at least its replay."""
+"""The attribute that marks a view object once one of its handlers has been called or its response replayed."""
 INHERIT = Idempotency()
 """Sets nothing, so that the settings and the defaults apply."""
 
@@ -193,7 +193,7 @@ class IdempotencyMixin:
 
 
 def _ends_in_dispatch(base: type) -> bool:
-    """Return whether a view class of another package or of a project answers in its own `dispatch`, as adrf's does.
+    """Return whether a view class of another package or of a project answers in its own `dispatch`, as adrf's views do.
 
     The mixin's `dispatch` would then never be called, and each retry would run the handler again. If a function of the
     class mentions `dispatch`, it probably calls the next `dispatch` in the MRO.
@@ -249,7 +249,10 @@ def class_declaration(cls: Any, attributes: Mapping[str, Any], name: str) -> Dec
 
 
 def has_handlers(cls: Any) -> bool:
-    """Return whether the class has handlers. Every REST framework view does: a viewset's actions are handlers."""
+    """Return whether the class has handlers.
+
+    This is true for every REST framework view, because a viewset's actions are handlers, too.
+    """
     return is_drf_view(cls) or any(hasattr(cls, verb) for verb in HANDLERS)
 
 
@@ -268,7 +271,7 @@ def decides_by_request(cls: Any) -> bool:
 
 
 def _passes(cls: Any, attributes: Mapping[str, Any], actions: Mapping[str, str], request: Any) -> bool:
-    """Return whether it is known before the view is called that this request will not be protected."""
+    """Return True if it is certain, before the view is called, that this request will not be protected."""
     method, conf = request.method.upper(), get_settings()
     if cls.view_is_async:
         return False  # only its handlers need Django's transaction: see `awaited_as_django_would`

@@ -63,7 +63,7 @@ def refuse_view(view: Any) -> None:
 
 
 def _below(view: Any) -> str | None:
-    """Return the name of the code below `idempotent` that checks the caller, then advice.
+    """Return the name of the code below `idempotent` that checks the caller, followed by advice.
 
     Returns None if there is no such code.
     """
@@ -78,7 +78,7 @@ def _below(view: Any) -> str | None:
 
 
 def is_routed(view: Any) -> bool:
-    """Return whether Django Ninja or django-ninja-extra has made an operation of the function, or of what it wraps.
+    """Return whether Django Ninja or django-ninja-extra has made an operation of this function or of one it wraps.
 
     The operation calls the function directly, so a decorator that is applied now would have no effect.
     """
@@ -98,7 +98,8 @@ def refuse_class(view: Any, args: tuple[Any, ...]) -> None:
     if getattr(callback, "__module__", None) == NINJA:
         _refuse_ninja(_name(view))
     if getattr(view, "__name__", "") == "dispatch":
-        # The instance is the first argument; with `method_decorator`, `view` is a partial around a method bound to it.
+        # The instance is the first argument. With `method_decorator`, `view` is a partial around a method that is bound
+        # to the instance.
         instance = getattr(getattr(view, "func", None), "__self__", None)
         if instance is None and args and not isinstance(args[0], HttpRequest):
             instance = args[0]
@@ -124,7 +125,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return the name of the code that a decorated `dispatch` calls to check the caller, then advice.
+    """Return the name of the code that a decorated `dispatch` calls to check the caller, followed by advice.
 
     Returns None if there is no such code.
 

@@ -1,6 +1,6 @@
 """How is a callable protected?
 
-Its `Declaration` is used for the list of endpoints, the checks, the OpenAPI schema and the recovery.
+The list of endpoints, the checks, the OpenAPI schema and the recovery read the `Declaration` of each callable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Declaration:
         layers: the layers of options, the nearest first.
         target: the protected callable, the view class or Django Ninja's operation, or None if not known yet.
         by_request: whether the view overrides `get_idempotency_options()`, so that its options can differ by request.
-        once: whether the callable is decorated with `once`, so that it isn't a view.
+        once: whether the callable is decorated with `once`, and is therefore not a view.
     """
 
     layers: tuple[Idempotency, ...]
@@ -53,7 +53,7 @@ class Declaration:
         """During a recovery, which has no request, convert the value that `reconcile` returned to a final result.
 
         Raises:
-            IdempotencyConfigurationError: it is not a valid result of `reconcile`.
+            IdempotencyConfigurationError: the value is not a valid result of `reconcile`.
         """
         if self.once:
             return final_result(returned, self.options.reconcile)
@@ -69,7 +69,7 @@ def declare(callable_: Any, declaration: Declaration) -> None:
 
 def register(declaration: Declaration) -> None:
     """Store a declaration if it sets `operation` and `reconcile`, so that the recovery can find it by its operation."""
-    # Without the options from the `IDEMPOTENCY` setting, which cannot be read while modules are being imported.
+    # Options from the `IDEMPOTENCY` setting are left out, because the setting can't be read while modules are imported.
     given = given_by(declaration.layers)
     operation, reconcile = given.get("operation"), given.get("reconcile")
     if operation is not None and reconcile is not None:

@@ -70,7 +70,7 @@ def unwrapped(function: Any) -> Iterator[Any]:
 
 
 def with_call(function: Any) -> Iterator[Any]:
-    """Yield what `unwrapped` yields and, because a view can be an object, the `__call__` of the innermost one."""
+    """Yield what `unwrapped` yields and then, because a view can be an object, the innermost object's `__call__`."""
     yield from unwrapped(function)
     # Ruff's B004 recommends `callable()`, but the method itself is needed.
     yield from unwrapped(getattr(type(innermost(function)), "__call__", None))  # noqa: B004
@@ -83,7 +83,7 @@ def innermost(function: Any) -> Any:
 
 
 def dotted_name(function: Any) -> str:
-    """Return the dotted name of the innermost function, or of its class if it is another object."""
+    """Return the dotted name of the innermost function. If it is an object without a name, return its class's name."""
     inner = innermost(function)
     named = inner if hasattr(inner, "__qualname__") else type(inner)
     return f"{named.__module__}.{named.__qualname__}"

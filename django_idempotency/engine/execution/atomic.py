@@ -66,8 +66,8 @@ class Atomic(Runner):
             if is_stored or not isinstance(outcome, Finished) or outcome.final is None:
                 return outcome
             # The answer is final and must be stored, but the claim was rolled back with the writes, so the key is
-            # claimed again. If another request has claimed it in the meantime, that request decides the outcome, as for
-            # any duplicate.
+            # claimed again. If another request has claimed it in the meantime, this request gets the outcome that any
+            # other duplicate would get.
             attempt.refuse_if_all_is_lost()
             run = partial(_answered, outcome)
 
@@ -122,17 +122,17 @@ def _run(attempt: _Attempt, work: Work[T], run: Callable[[Operation], Finished[T
 
 
 def _about(finished: Finished[T], operation: Operation | None) -> Finished[T]:
-    """Add the resource that the work has referred to."""
+    """Return the result with the resource that the work has referred to, if there is one."""
     resource = None if operation is None else operation.resource
     return finished if resource is None else replace(finished, resource=resource)
 
 
 @dataclass
 class _Attempt:
-    """One attempt's transaction, from `claim` on, and what becomes of the key after an error.
+    """One attempt: its transaction, which `claim` opens, and what happens to the key after an error.
 
     Attributes:
-        is_committed: whether an `on_commit` callback raised the error, after the COMMIT.
+        is_committed: whether the error came after the COMMIT, from an `on_commit` callback.
     """
 
     store: Store
@@ -182,13 +182,13 @@ class _Attempt:
         raise IdempotencyConfigurationError(problem)
 
     def note_commit(self) -> None:
-        # Django keeps the flag set until all callbacks have run.
+        # Django sets this flag after COMMIT, and keeps it set until all callbacks have run.
         self.is_committed = bool(self.transaction.connection.run_commit_hooks_on_set_autocommit_on)
 
     def hold_if_ended(self, claim: Claimed) -> None:
         """Hold the key if the work raised an exception after it had ended its own transaction.
 
-        Anything it wrote after that was committed statement by statement, and a retry would repeat it.
+        Anything that the work wrote after that was committed statement by statement, and a retry would write it again.
         """
         with suppress(Error):  # the caller must get what the work raised
             if self.store.has_ended(self.transaction.connection, claim):
@@ -288,7 +288,7 @@ class _Attempt:
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:
         """Return the framework's response to what the work raised.
 
-        Its writes and the claim have already been rolled back, unless the work ended its own transaction.
+        The claim and the work's writes have already been rolled back, unless the work ended its own transaction.
         """
         held, answered = self.is_held(), None
         try:
@@ -314,8 +314,8 @@ class _Attempt:
 def _note_rollbacks(connection: Any) -> None:
     """Patch the connection's `set_rollback` so that it also marks the block that will be rolled back.
 
-    Django itself only sets `needs_rollback`, just as it does after a database error. A dry run would therefore look
-    like a view that swallows an error.
+    Django itself only sets `needs_rollback`, just as it does after a database error. Without the mark, a view that
+    calls `set_rollback(True)` for a dry run would look like a view that swallows a database error.
     """
 
     def set_rollback(rollback: bool) -> None:

@@ -7,9 +7,9 @@ and nowhere for work that has no steps. See Note [One meaning].
 Projects use observe mode first, run their tests with `ENABLED=False`, and may allow requests without a key. If steps
 behaved differently without protection, all of that would seem to work, and the first protected charge would fail after
 the money had moved. Step names, conversions, `results`, and the errors raised before a call are therefore the same
-everywhere. There is one difference: a result that can't be stored raises an error once the call has returned. Without
-protection, the view gets this result unchanged, and the error is only logged: raising it would make the client retry,
-and the retry would charge again.
+everywhere. There is one difference: if protection is on, a result that can't be stored raises an error once the call
+has returned. Without protection, the view gets the result unchanged, and the error is only logged: raising it would
+make the client retry, and the retry would charge again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = IdempotencyStep.Kind
 
 
 class Attempt:
-    """One attempt's steps, and the rules for them. The work gets it as an `Operation`."""
+    """One attempt's steps, and the rules for them. The work is passed its attempt as an `Operation`."""
 
     resource: Resource | None
     _journal: StepJournal
@@ -112,7 +112,7 @@ class Attempt:
         raise IdempotencyConfigurationError(f"step {name!r}: {why}. Write `await operation.{instead}({name!r}, …)`.")
 
     def _look_up(self, name: str, *, for_call: bool = False) -> tuple[Step, Any]:
-        """Mark the step name as used. Return its record, and its result if that is known."""
+        """Mark the step's name as used. Return the step, and its result if the result is known."""
         self._journal.allow()
         check_name(name)
         operation, outer = _INSIDE.get()

@@ -129,6 +129,6 @@ async def until_done(work: Coroutine[Any, Any, T], *, at_most: float) -> T:
         try:
             await asyncio.wait({task}, timeout=at_most)
         finally:
-            task.cancel()  # if it has failed already, asyncio then doesn't log that nothing reads its error
+            task.cancel()  # if the task has failed, this keeps asyncio from logging that its error was never read
         raise
     return task.result()

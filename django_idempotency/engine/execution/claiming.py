@@ -47,7 +47,10 @@ def claim_request_for(options: Options, identity: Identity, fingerprint: Fingerp
 
 
 def reached(alias: str) -> Store | Unavailable:
-    """Return the alias's store, or `Unavailable` if a new process can't determine the alias's kind of database."""
+    """Return the alias's store.
+
+    Returns `Unavailable` if this process doesn't know the database's kind yet, and can't query it to find out.
+    """
     try:
         return store_for(alias)
     except (OperationalError, InterfaceError) as error:
@@ -84,7 +87,7 @@ def claim_or_wait(
     Args:
         alone: whether the caller had no open transaction before the claim. After an error, the connection may be
             closed, and the caller's transaction lost with it.
-        waits: False claims it once.
+        waits: False if this call must not wait for the worker that holds the key.
     """
     if waits and alone and request.wait:
         # The wait includes the first claim, which MySQL may delay under some isolation levels.
@@ -120,7 +123,7 @@ def unavailable(alias: str, error: Error) -> Unavailable:
 
 
 def waited_for(claim: Callable[[], ClaimOutcome], end: float) -> ClaimOutcome:
-    """Claim the key, again and again until the other request ends or `time.monotonic()` reaches `end`.
+    """Claim the key repeatedly, until the other request ends or `time.monotonic()` reaches `end`.
 
     A failed claim ends its transaction, so a waiting duplicate holds neither a lock nor a snapshot.
     """

@@ -1,4 +1,4 @@
-"""How is one step of leased work committed? Alone, and again on a new connection if the old one has broken."""
+"""How is one step of leased work committed? Alone, and, where that is safe, again on a new connection."""
 
 from __future__ import annotations
 

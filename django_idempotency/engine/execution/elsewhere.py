@@ -1,14 +1,15 @@
 """Running work whose key lives in a backend, outside the database.
 
-Unless the result replaces it first, the claim expires with the lease, according to the backend's clock. Nothing ties
-the work's effects to the claim or to the result, so the work runs at least once. For `ttl` seconds, a retry finds
-the result.
+The claim expires with the lease, according to the backend's clock, unless the result has replaced the claim by then.
+Nothing ties the work's effects to the claim or to the result, so the work runs at least once. For `ttl` seconds, a
+retry finds the result.
 
 # Note [Who holds the key]
-A swap has taken effect if it found the value that it expected, or the value that it was meant to store. Each value
-includes its attempt's random token, so repeating a swap whose answer was lost is harmless. If a worker's claim is gone
-and no other claim has replaced it, nothing is lost: the worker tries once more, this time expecting that no value
-exists. A worker that finds another token has been overtaken, and its client gets what a duplicate would get.
+A swap has taken effect if the backend held either the value that the worker expected or the value that the worker
+wanted to store. Each value includes its attempt's random token, so repeating a swap whose answer was lost is harmless.
+If a worker's claim is gone and no other claim has replaced it, nothing is lost: the worker tries once more, this time
+expecting that no value exists. A worker that finds another token has been overtaken, and its client gets what a
+duplicate would get.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class Elsewhere(Runner):
             if operation is None and not is_limit(error):
                 raise  # nothing was claimed
             try:
-                # If the work has ended, the limit struck while its result was being stored, so the result is still
-                # known.
+                # If the work has ended, the limit struck while its result was being stored. This worker still has the
+                # result, and stores it again.
                 if finished is None:
                     key.release()
                 else:
@@ -149,7 +150,7 @@ class _Overtaken(LeaseLost):
 
 
 class _Silent(Exception):
-    """The backend has not answered, or has answered with what this release cannot read."""
+    """The backend has not answered, or has returned a value that this release cannot read."""
 
 
 def _readable(value: bytes) -> StoredKey:
@@ -225,7 +226,7 @@ class _Key:
         self._renew(self.value)
 
     def _renew(self, value: bytes) -> None:
-        """Replace the claim. Raises `_Overtaken`, and any error of the backend, for the view to see."""
+        """Replace the claim. Raises `_Overtaken`; an error of the backend is also raised, so that the view sees it."""
         try:
             self.put(value, self.request.lease or 0)
         except _Silent as silent:
@@ -255,7 +256,7 @@ class _Key:
         try:
             return self.backend.swap(self.name, old, new, seconds)
         except Exception as error:
-            # Any error means that the backend hasn't answered, except for a limit, which the backend did not raise.
+            # An error from the backend counts as no answer. A limit doesn't come from the backend, so it is raised.
             if (limit := limit_in(error, handled)) is not None:
                 raise limit from None
             raise _Silent from error

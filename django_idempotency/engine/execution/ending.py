@@ -12,9 +12,9 @@ Kind = IdempotencyStep.Kind
 def may_end_with(operation: Operation, error: Exception) -> bool:
     """Whether the framework's response to this exception may be final.
 
-    It must not be final if any step is in doubt or any call's value has been lost, because the exception may have
-    come from that step or call. The same is true if a `write` raised it after other steps had finished, because a
-    completed key would hide their effects.
+    The response must not be final if any step is in doubt or any call's value has been lost, because the exception may
+    have come from that step or call. The same is true if a `write` raised the exception after other steps had finished:
+    a completed key would hide the effects of those steps.
     """
     steps = operation._steps.values()
     raised = any(step.broke is error for step in steps) and any(step.finished for step in steps)

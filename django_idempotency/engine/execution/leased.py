@@ -66,15 +66,15 @@ class Leased(Runner):
         """See the base class. If a transaction is open, this raises `IdempotencyConfigurationError`.
 
         Exceptions and cancellations also mark the key as failed, so that the next retry need not wait for the lease to
-        expire. That includes an exception from a signal handler during the claim's COMMIT: the claim may have been
-        committed.
+        expire. This includes an exception that a signal handler raises during the claim's COMMIT, because the claim may
+        have been committed by then.
         """
         hold, about, ended = _Hold(store, request), None, None
         try:
             claim = claim_or_wait(store, request, partial(committed, store, work.title, hold.claim))
             if not isinstance(claim, Claimed):
                 return claim
-            about, ended = claim.resource, "error"  # nothing runs before the steps are read
+            about, ended = claim.resource, "error"  # the work doesn't run until the steps have been read
             event = "taken_over" if claim.abandoned else "claimed"
             report(event, request.identity, store.alias, attempt=claim.attempt, resource=about)
             journal = TableJournal(store, request, claim)
@@ -90,7 +90,7 @@ class Leased(Runner):
                     finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=why)
             finally:
                 about = operation.resource
-            # What `reconcile` has settled without recording it is still counted as unknown.
+            # If `reconcile` answered for a call without recording its result, the row still counts the call as unknown.
             settled = not operation.in_doubt
             return _ended(store, request, claim, replace(finished, resource=about), settled=settled)
         except BaseException as error:
@@ -107,19 +107,19 @@ class Leased(Runner):
                 return InDoubt(attempt=held.attempt, resource=about, unkeyed=(error.step,))
             if isinstance(error, OutcomeUnknown) and operation._reconciling:
                 return InDoubt(attempt=held.attempt, resource=about, undecided=describe(error))
-            # Cancellations are raised as well, and so are failures to store the response; the retry then completes the
-            # key without repeating finished steps. With a backend, a retry would repeat the effect, so in that case the
-            # response is sent anyway.
+            # Cancellations and failures to store the response are raised, too. A retry then completes the key without
+            # repeating finished steps. With a backend, a retry would repeat the work, which is why that mode sends the
+            # response even if it could not be stored.
             raise
 
 
 @dataclass(slots=True)
 class _Hold:
-    """What this worker holds of the key.
+    """What this worker knows about its own claim of the key.
 
     Attributes:
         claimed: the claim, if it may have been committed.
-        is_open: whether a claim was sent, and no outcome has reached this worker.
+        is_open: whether the worker has sent a claim and has not learned its outcome.
     """
 
     store: Store
@@ -135,7 +135,10 @@ class _Hold:
         return outcome
 
     def after(self, error: BaseException) -> Claimed | None:
-        """Return the claim after this exception. If it has struck on the claim's way to this worker, ask for it."""
+        """Return the claim that this worker may hold after the exception, or None.
+
+        If a limit struck before the worker learned the outcome of its claim, ask the database for the claim.
+        """
         if self.claimed is None and self.is_open and is_limit(error):
             with suppress(Error):
                 return self.store.unheard(self.request)

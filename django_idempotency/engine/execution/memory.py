@@ -32,12 +32,12 @@ logger = logging.getLogger("django_idempotency")
 
 
 STANDS_IN = "_idempotency_stands_in"
-"""The attribute of an `atomic()` block that stands in for ATOMIC_REQUESTS', because the request is not protected.
-Protected leased work runs without it."""
+"""The attribute that marks an `atomic()` block as a replacement for the one that ATOMIC_REQUESTS would have opened.
+Only a request that is not protected has such a block: protected leased work runs without it."""
 
 
 def standing_in(alias: str | None, work: Callable[[], T]) -> T:
-    """Do the work in the transaction that ATOMIC_REQUESTS would have opened, or without it if `alias` is None."""
+    """Do the work in the transaction that ATOMIC_REQUESTS would have opened. If `alias` is None, open none."""
     if alias is None:
         return work()
 
@@ -54,7 +54,7 @@ class MemoryJournal(StepJournal):
     Args:
         alias: the database on which `write` steps run.
         lease: how many seconds an attempt would hold its key, if the work were protected.
-        operation: its name, for the log.
+        operation: the operation's name, for the log.
     """
 
     def __init__(self, alias: str, lease: float, operation: str) -> None:
@@ -82,7 +82,8 @@ class MemoryJournal(StepJournal):
         blocks = [block for block in connection.atomic_blocks if not block._from_testcase]
         if blocks and all(hasattr(block, STANDS_IN) for block in blocks):
             return
-        with suppress(Error):  # a database that can't be queried has no transaction open, and the work may not use it
+        # A database that can't be queried has no open transaction, and perhaps the work doesn't use it at all.
+        with suppress(Error):
             if not is_alone(store_for(self._alias)):
                 raise inside_a_transaction(what, self._alias)
 
@@ -95,7 +96,10 @@ class MemoryJournal(StepJournal):
 
 
 def tell_handed_on(what: str, error: Exception) -> None:
-    """Say which error protection would have raised: in the log, and as a warning, which a test can make an error."""
+    """Report the error that protected work would have raised: in the log and as a warning.
+
+    A test can turn the warning into an error.
+    """
     text = f"{what} runs without protection, and its result is handed on as it is. Protected, it raises {error!r}"
     with harmless():
         logger.error(text)

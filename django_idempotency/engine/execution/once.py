@@ -49,7 +49,8 @@ the end of the task and never deliver it again. A minute outlasts most single-tr
 queues' own limits: 5 minutes between two polls (Kafka), 10 minutes per task (dramatiq), an hour until redelivery
 (Celery on Redis)."""
 STORED_AS = ({"value"}, {"model", "pk", "using"})
-"""The members of a stored result. Any other JSON is the value itself: a person has completed the key with it."""
+"""The names in the JSON object that stores a result: one of these two sets. If a person completes a key with a value of
+their own, that value is stored without such an object."""
 DONE = 200
 """The status code stored with a result, so that its row looks like a response's row."""
 

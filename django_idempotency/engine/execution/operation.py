@@ -82,7 +82,7 @@ class Operation(Attempt):
     def name(self) -> str | None:
         """The name of the operation as the key's row stores it, or None if there is no key.
 
-        After a restore, the metadata of a charge must tell whose charge it is: send it along with `scope` and `key`.
+        After a restore, a charge's metadata must tell whose charge it is: include this name, `scope` and `key`.
         """
         return None if self._identity is None else self._identity.operation
 
@@ -98,7 +98,7 @@ class Operation(Attempt):
 
     @property
     def doubts(self) -> dict[str, CallInDoubt]:
-        """When each call in `in_doubt` was started, by its name, so that `reconcile` knows how long ago that was.
+        """Maps each name in `in_doubt` to when the call was started, so that `reconcile` knows how long ago that was.
 
         Each value has `started_at`, `age` and `keyed`.
         """
@@ -128,7 +128,7 @@ class Operation(Attempt):
         """Return a UUID to send as an external call's idempotency key: the same one for `name` in every attempt.
 
         This also holds while protection is off (`ENABLED`, `observe`), as long as the request carries a key. Without
-        one, a retry gets a different UUID, because nothing identifies it as a retry.
+        a key, a retry gets a different UUID, because nothing identifies it as a retry.
         """
         check_name(name)
         self._steps.setdefault(name, Step(name)).keyed = True

@@ -52,7 +52,7 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, Decimal) and value.is_finite():
         return exact(str(value))
     if isinstance(value, datetime) and value.tzinfo is not None:
-        with suppress(OverflowError):  # within a day of the year 1 or 9999, it may not exist in UTC
+        with suppress(OverflowError):  # near the first or the last possible date, the moment may not exist in UTC
             value = value.astimezone(UTC)
     return _as_written(value)
 
@@ -60,6 +60,6 @@ def _by_value(value: Any) -> Any:
 def _as_written(value: Any) -> Any:
     """Encode a value as it is. Keep a timestamp's microseconds, which Django's encoder truncates."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder truncates microseconds to milliseconds. Only a time that this would change is encoded
-    # with `isoformat()`, so that old fingerprints remain valid.
+    # Django's encoder truncates microseconds to milliseconds. Only a time that loses digits this way is encoded with
+    # `isoformat()`, so that old fingerprints remain valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text

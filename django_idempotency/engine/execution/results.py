@@ -37,8 +37,9 @@ def encode_step(value: Any) -> str:
 def encode(value: Any) -> str:
     """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else.
 
-    A limit that strikes meanwhile is raised unchanged. A field may raise any exception, so after an error, the value is
-    encoded again: if that succeeds, the value can be stored, and the error is raised unchanged, too.
+    A limit that strikes meanwhile is raised unchanged. The type of any other error doesn't show whether the value
+    caused it, because a field may raise any exception. The value is therefore encoded once more: if this succeeds, the
+    value can be stored, and the first error is raised unchanged, too.
     """
     try:
         return _encode(value)
@@ -48,7 +49,7 @@ def encode(value: Any) -> str:
         struck = error
     try:
         if isinstance(struck, RecursionError):
-            with ThreadPoolExecutor(1) as thread:  # whose stack is empty
+            with ThreadPoolExecutor(1) as thread:  # a new thread has an empty stack
                 thread.submit(_encode, value).result()
         else:
             _encode(value)
@@ -73,8 +74,9 @@ def encode_returned(value: Any) -> tuple[str | None, BaseException | None]:
     """Encode what a call has returned.
 
     Returns:
-        The text, or None if the value is lost; and what to raise once it is stored: why the value is lost, or what
-        struck while it was encoded. Only an error of the encoding loses a value, because the call has returned.
+        A tuple of the text and the exception to raise once the text is stored. If the value is lost, the text is None
+        and the exception says why. Otherwise, the exception is what interrupted the encoding, or None. An interruption
+        doesn't lose the value of a call that has returned: the value is encoded again.
     """
     struck: BaseException | None = None
     for _ in range(3):  # Ctrl-C is often pressed twice

@@ -1,7 +1,7 @@
-"""How does a piece of work run once? In one way for views (also if they are only observed), `run_once` and recoveries.
+"""How does a piece of work run once? In the same way for views (even if only observed), for `run_once` and recoveries.
 
-A mode is a subclass of `Runner` in its own module, registered in `conf/modes.py`. Its endpoints' `options.runner` is an
-instance of it.
+A mode is a subclass of `Runner` in its own module, registered in `conf/modes.py`. The `options.runner` of an endpoint
+is an instance of this subclass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Work(ABC, Generic[T]):
     """Work that runs once, and that decides which of its results are final.
 
     Attributes:
-        title: what is refused inside a transaction.
+        title: what the error message calls the work if it is refused inside a transaction.
     """
 
     title: ClassVar[str] = VIEW
@@ -74,7 +74,7 @@ class Runner(Mode):
 
     Attributes:
         options: the endpoint's options.
-        has_steps: whether the work has steps, so that it always gets its operation.
+        has_steps: whether the work has steps. If so, it is always passed its operation.
         claims_first: whether the claim is committed before the work runs.
         limits_results: whether a result can be too long to be stored.
     """
@@ -96,7 +96,7 @@ class Runner(Mode):
 
     @abstractmethod
     def journal(self, operation: str) -> StepJournal:
-        """Return the journal of work that runs without protection."""
+        """Return a journal for work that runs without protection."""
 
     @abstractmethod
     def described(self) -> str:
@@ -109,13 +109,14 @@ class Runner(Mode):
     # --- the same in every mode
 
     def alias(self) -> str | None:
-        """See `Mode`. This is the `using` option, or what the database routers choose for this request."""
+        """See `Mode`. This is the `using` option, or the alias that the database routers choose for this request."""
         return self.options.using or router.db_for_write(IdempotencyKey)
 
     def perform(self, request: ClaimRequest, work: Work[T], alias: str | None = None) -> Outcome[T]:
         """Run the work once for its key, and report how that ended. The caller must check `pauses` first.
 
-        A recovery is not a client, so no replay or refusal is reported for it, only what it has done or asked.
+        A recovery is not a client, so replays and refusals are not reported for it. A recovery reports only the end of
+        the work, or that `reconcile` doesn't know the outcome yet.
 
         Args:
             alias: the database that keeps the key, if it is not the one where a new key would be kept.
@@ -135,7 +136,7 @@ class Runner(Mode):
     """Reports how the work ended, or why it did not run."""
 
     def pauses(self, operation: str) -> bool:
-        """Whether `PAUSED` is on. If it is, this is reported. Called before the key is read."""
+        """Return whether `PAUSED` is on, and report the pause if it is. Called before the key is read."""
         if paused := get_settings().pauses():
             self.report_unread("paused", operation)
         return paused
@@ -145,10 +146,10 @@ class Runner(Mode):
         report(event, identify(scope="", operation=operation, key=""), self.alias(), backend=self.options.backend)
 
     def bare(self, work: Callable[[], T]) -> T:
-        """Run the work of `run_once` without protection, in the transaction that it would have.
+        """Run the work of `run_once` without protection, in the transaction that it would have with protection.
 
         Raises:
-            IdempotencyConfigurationError: protected work is refused in this transaction, too.
+            IdempotencyConfigurationError: a transaction is open in which protected work would be refused.
         """
         if not self.claims_first:
             return atomically(self.alias(), partial(without_bridge_above, work))
@@ -156,5 +157,8 @@ class Runner(Mode):
         return work()
 
     def without_key(self, operation: str, derives_from: Identity | None) -> Operation:
-        """Return the operation for work that runs without protection: its steps mean the same, and are not stored."""
+        """Return the operation for work that runs without protection.
+
+        Its steps mean the same as the steps of protected work, but are not stored.
+        """
         return Operation(None, journal=self.journal(operation), derives_from=derives_from)

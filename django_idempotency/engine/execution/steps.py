@@ -36,21 +36,21 @@ class CallInDoubt:
 
 @dataclass(slots=True)
 class Step:
-    """What an attempt knows about one step. Each of its decisions about steps is a filter over these objects.
+    """What an attempt knows about one step. The attempt's decisions about its steps are filters over these objects.
 
     Attributes:
-        kind: of the step that was started or finished, or "".
+        kind: the kind of the step once it has started or finished, and "" before that.
         started: a call or a write has begun, and may have taken effect.
         finished: it has a result, or its value is lost.
         text: the result as JSON.
         began: when this attempt made the call, by `time.monotonic()`, or 0.
-        doubt: when it was started, and whether each start was keyed; None if it was not started.
+        doubt: when the step was started, and whether each start was keyed; None if it was not started.
         handed_on: the result itself, in a tuple, if it can't be kept and protection is off.
         broke: the exception that a `write` raised.
-        keyed: this run of the work has asked for its derived key.
+        keyed: this run of the work has asked for the step's derived key.
         used: this run has asked for the step by its name.
-        announced: a call of this name is about to be started beside another one.
-        received: this run has been given its result.
+        announced: an `acall` with this name has begun, perhaps concurrently with others.
+        received: this run has been given the step's result.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Step:
 
 
 class StepJournal:
-    """What keeps an attempt's steps, and says how long the attempt may take. This class keeps nothing."""
+    """Keeps an attempt's steps, and says how long the attempt may take. This base class itself keeps nothing."""
 
     lease: float = 0
     writing = False
@@ -141,7 +141,7 @@ class StepJournal:
         raise NotImplementedError
 
     def finish_call(self, step: Step, text: str | None) -> BaseException | None:
-        """Commit a call's result, or the loss of its value. Return the limit that struck meanwhile, if any."""
+        """Commit a call's result, or that its value is lost. Return the limit that struck meanwhile, if any."""
         return None
 
     def note_error(self, step: Step, error: str) -> None:
@@ -162,11 +162,11 @@ class StepJournal:
         raise NotImplementedError
 
     def refuse_renamed(self, name: str, unasked: tuple[str, ...]) -> None:
-        """Raise `IdempotencyConfigurationError` if a call is probably an earlier attempt's under another name."""
+        """Raise `IdempotencyConfigurationError` if an earlier attempt probably made this call under another name."""
 
 
 class NoSteps(StepJournal):
-    """The journal of work without steps: each of them is refused."""
+    """The journal of work that cannot have steps: it refuses every step."""
 
     def __init__(self, why: str) -> None:
         self.why = why

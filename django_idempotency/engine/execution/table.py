@@ -38,7 +38,7 @@ class Refused(OutcomeUnknown):
 
 
 class TableJournal(StepJournal):
-    """One attempt's steps in the table, written under its fence."""
+    """One attempt's steps in the table, written under the attempt's fence."""
 
     def __init__(self, store: Store, request: ClaimRequest, claim: Claimed) -> None:
         self._store, self._journal, self._claim = store, store.journal, claim
@@ -153,19 +153,18 @@ class TableJournal(StepJournal):
                 if ended:
                     self._repair(name, what, done)
         except BaseException:
-            # The exception may come not only from the step's function but also from COMMIT, which checks deferred
-            # constraints. If the step has a row by now, its changes may be committed despite an exception from the
-            # function, from COMMIT or from an `on_commit` callback. The step also stays in doubt if the database can't
-            # be asked.
+            # The exception may come from the step's function, from COMMIT (which checks deferred constraints) or from
+            # an `on_commit` callback. In any of these cases, the step's changes may be committed if the step has a row
+            # by now. The step also stays in doubt if the database can't be queried.
             with suppress(Error, ClaimLost, IdempotencyConfigurationError):
                 step.started = committed(self._store, what, partial(self._journal.has, self._claim, name))
             raise
         return value, done[0]
 
     def _repair(self, name: str, what: str, done: list[str]) -> None:
-        """Store a step's result, or leave the step in doubt, if its function has ended the transaction.
+        """After a step's function has ended the transaction, store the step's result or leave the step in doubt.
 
-        Everything that the function did after that was committed statement by statement.
+        Everything that the function did after it ended the transaction was committed statement by statement.
         """
         if name in self._journal.steps(self._claim):  # a raw COMMIT has committed the step's start
             if done:
