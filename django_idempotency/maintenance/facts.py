@@ -53,9 +53,10 @@ class Facts(Seen):
 
     @cached_property
     def unkeyed(self) -> list[str]:
-        """The calls in doubt that the called service may not recognize if they are repeated, because they were started
-        at least once without a derived key, or because they were first started so long ago that the called service
-        may have forgotten the key. "retry-keyed" does not repeat them.
+        """The calls in doubt that the called service may not recognize if they are repeated.
+
+        Such a call was either started at least once without a derived key, or first started so long ago that the
+        called service may have forgotten the key. "retry-keyed" does not repeat these calls.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
