@@ -31,7 +31,7 @@ LATEST = 200
 then left out.
 """
 COMPARED = 20
-"""How many earlier results an entered one is compared with."""
+"""The maximum number of earlier results with which an entered result is compared."""
 SHOWN = 200
 """The maximum number of characters of one shape in a message."""
 OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}

@@ -104,8 +104,8 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, steps: bool = False, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the same order. All rows must be in the same database.
 
-    However many rows there are, this takes one query for the database's time, by which keys expire, and one for the
-    steps. The second is left out if all keys are completed and both arguments are False.
+    However many rows there are, this takes two queries: one for the database's time, by which keys expire, and one for
+    the steps. The second is left out if all keys are completed and both arguments are False.
 
     Args:
         steps: whether to read the steps even if all keys are completed.

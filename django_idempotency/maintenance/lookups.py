@@ -157,8 +157,8 @@ def waits_since(row: IdempotencyKey) -> datetime:
 def version_of(row: IdempotencyKey) -> str:
     """Return a key's version: text that differs after each change that matters to a person.
 
-    A worker's attempt, a decision, and a result recorded by `reconcile` are changes. A recovery that settles nothing is
-    not a change, although it is an attempt with its own lease.
+    A worker's attempt, a decision, and a result recorded by `reconcile` count as such changes. A recovery that settles
+    nothing does not, although it is an attempt with its own lease.
     """
     parts = (str(waits_since(row)), row.status == row.Status.COMPLETED, row.unknown, row.effects)
     return f"v{sha256(repr(parts).encode()).hexdigest()[:15]}"

@@ -44,7 +44,7 @@ from .decisions import Decision, with_decision
 from .lookups import in_other_operations, needs_attention, refuse_out_of_range, same_row, unchanged_for, waits_since
 
 OLDER_THAN = timedelta(minutes=15)
-"""After this time, most clients have given up. Before, a retry is better, because it carries the whole request."""
+"""After this time, most clients have given up. Before that, a retry is better, because it carries the whole request."""
 BY = "recover_idempotency_keys"
 UNCLAIMED: dict[type, str] = {
     InDoubt: "a write is in doubt, or the view has ended its own transaction: a person has to decide",

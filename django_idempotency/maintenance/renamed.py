@@ -83,7 +83,7 @@ def unknown_operations(*, using: str | None = None, urlconf: str | None = None) 
 def sent_to_two_operations(
     operations: Iterable[str], *, using: str | None = None
 ) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
-    """Yield pairs of keys with the same caller and text: a key of one of these operations, and one of any other.
+    """Yield pairs of keys with the same caller and text: a key of one of these operations, and a key of another one.
 
     After a rename, both requests may have charged the customer. The table is read once for each operation, because no
     index begins with the operation; the other keys are found by an index.

@@ -8,8 +8,8 @@ different key or a different charge.
 A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. A cell may
 also begin in the middle of a text: depending on its language and settings, a spreadsheet splits lines at semicolons,
 tabs or spaces instead of commas, and then ignores the quotation marks. That's why `cell` puts an apostrophe before each
-place inside the text where such a cell could begin, however the file is split. If apostrophes are already there, it
-adds one more, so that `read` gets the original text back by removing one.
+place inside the text where such a cell could begin, however the file is split. If apostrophes are already
+there, `cell` adds one more, so that `read` gets the original text back by removing one.
 """
 
 from __future__ import annotations

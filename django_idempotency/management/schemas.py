@@ -50,7 +50,7 @@ def in_schema(alias: str | None, schema: str | None) -> Iterator[None]:
 
 @contextmanager
 def _as_tenant(connection: Any, schema: str) -> Iterator[None]:
-    """Let django-tenants set the path. It also sets `connection.tenant`, which `reconcile` may ask for settings."""
+    """Let django-tenants set the path. It also sets `connection.tenant`, which `reconcile` may use to read settings."""
     before, tenant = connection.tenant, _tenants(connection).filter(schema_name=schema).first()
     try:
         connection.set_schema(schema) if tenant is None else connection.set_tenant(tenant)

@@ -59,8 +59,8 @@ CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 UNENCODED = re.compile(rb"[\x00-\x1f\"<]")
-"""Bytes that are always encoded in a form. A body that contains one may be JSON or XML. Some views parse it as such,
-whatever its content type, whereas a form's parser would skip most of it."""
+"""Bytes that are always encoded in a form. A body that contains one of them may be JSON or XML, and some views parse
+such a body whatever its content type is. A form's parser would skip most of it."""
 LISTED = re.compile(r"^(?:\[[0-9]+\])+\.?")
 """How the name of a field begins in a form that is a list, such as `[0]amount`."""
 NESTED = re.compile(r"[\[.]")

@@ -56,7 +56,7 @@ decides."""
 def works_later(response: HttpResponseBase) -> bool:
     """Return whether a streaming body may do part of the view's work while it is sent, after the key is completed.
 
-    Generators and lazily made files may; a `FileResponse` of a real file, a buffer or Django's `File` does not.
+    Generators and lazily made files may do so; a `FileResponse` of a real file, a buffer or Django's `File` does not.
     """
     file = getattr(response, "file_to_stream", None)
     return not (isinstance(file, File) or type(file).__module__ in FILES)

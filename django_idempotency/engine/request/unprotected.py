@@ -1,7 +1,7 @@
 """How does a view run without protection?
 
-It does so for methods that are not protected, for requests without an optional key, in observe mode, and while the
-package is switched off.
+This happens with methods that are not protected, with requests that leave out an optional key, in observe mode, and
+while the package is switched off.
 """
 
 from __future__ import annotations

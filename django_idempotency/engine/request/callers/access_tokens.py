@@ -16,7 +16,8 @@ from .parts import NOTHING, HandedOn, Verified, escaped, place_of
 KINDS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
 """Models of access tokens. A client may get a new token before a retry, so the row doesn't identify the caller."""
 CLIENTS = ("application", "client")
-"""How the name of the foreign key to a token's client ends, or the name of the model that it points to."""
+"""A foreign key leads to the token's client if its own name, or the name of its target's model, ends with one of
+these."""
 
 
 def verified(handed: HandedOn) -> Verified:

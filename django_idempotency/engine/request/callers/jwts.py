@@ -30,8 +30,8 @@ RENEWED = frozenset(
         *("aio", "rh", "uti", "xms_ftd"),  # Microsoft Entra ID
     }
 )
-"""Claims that may be different in a renewed token of the same caller. Keys are found by all other claims, so this set
-never changes."""
+"""Claims that may be different in a renewed token of the same caller. All other claims are part of the scope by which
+keys are found, so this set never changes."""
 CLAIMS = ".e"
 """How the claims of a JWT begin, including the dot before them: a JSON object in Base64 begins with "e"."""
 COOKIE = "HTTP_COOKIE"
@@ -73,7 +73,7 @@ def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
     This part also covers all other credentials that were sent.
 
     Raises:
-        Refused: only the issuer of an unverified token could tell this user from another one.
+        Refused: two users could be told apart only by the issuer of an unverified token.
     """
     if handed.user is None:
         return None
