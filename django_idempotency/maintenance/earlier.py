@@ -27,14 +27,16 @@ NEWEST = 100_000
 """How many of the newest steps are searched for earlier results. Without a limit, the search for a rare name could read
 the whole table."""
 LATEST = 200
-"""How many of a step's latest results are read. They are then compared with the operation and the state of their keys.
+"""How many of a step's latest results are read. Those whose keys belong to another operation, or are not completed, are
+then left out.
 """
 COMPARED = 20
-"""How many earlier results an entered one is compared with."""
+"""The maximum number of earlier results with which an entered result is compared."""
 SHOWN = 200
 """The maximum number of characters of one shape in a message."""
 OWN = {"steps__key_hash": F("key_hash"), "steps__scope_hash": F("scope_hash")}
-"""Two keys can share an id, for example in two partitions."""
+"""The condition that a step belongs to its key. An id isn't enough: two keys can share one, for example in two
+partitions."""
 
 
 def earlier_results(keys: QuerySet[IdempotencyKey], operation: str, step: str) -> list[str]:
@@ -47,10 +49,10 @@ def earlier_results(keys: QuerySet[IdempotencyKey], operation: str, step: str) -
     results = stored.filter(pk__gt=newest - NEWEST, name=step).exclude(result=None)
     latest = dict(results.order_by("-pk").values_list("pk", "key_id")[:LATEST])
     completed = keys.filter(operation=operation, status=IdempotencyKey.Status.COMPLETED, pk__in=latest.values())
-    # The database may also find the name with different capital letters, under which a result could not be decrypted.
+    # The database may ignore the name's case, but a result can be decrypted only with the exact name of its step.
     own = completed.filter(steps__pk__in=latest, **OWN).annotate(named=F("steps__name"), text=F("steps__result"))
     texts = []
-    # The admin's queryset defers the decisions. They would be read for each key, by an id that two keys can share.
+    # The admin's queryset defers the decisions, which would then be read by the key's id, and two keys can share an id.
     for owner in own.defer(None).defer("headers", "body").order_by("-pk")[:COMPARED]:
         if owner.named == step and step not in correctable(owner):
             with suppress(NotDecryptable, RecursionError, ValueError):

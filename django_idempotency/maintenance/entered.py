@@ -92,8 +92,8 @@ def _row_of(value: Any, using: str, allowed: Callable[[type[Model]], bool]) -> A
     if not allowed(model):
         raise ValueError(_("You need the permission to view %(model)s.") % {"model": value["model"]})
     # Unless the value names an alias, the row is read where a retry will read it: from the write alias, not a replica.
-    # If the key is on a different alias, the result may be a row of that database, and the row with the same id here
-    # could be another customer's.
+    # If the key is on a different alias, the result may be a row of the key's database, and the row with the same id on
+    # the write alias could be another customer's.
     alias = value.get("using") or router.db_for_write(model)
     if alias != using and not value.get("using"):
         text = _(

@@ -143,7 +143,7 @@ def of_scope(scope: str) -> Q:
         return Q(scope__in=forms)
     prefix = acting_for(scope)
     # The column compares bytes on every database, so a range finds the prefix by the index. With LIKE, SQLite would
-    # ignore case, and MySQL and MariaDB would read the whole table. "," follows "+", the prefix's last byte.
+    # ignore case, and MySQL and MariaDB would read the whole table. "," is the byte after "+", which ends the prefix.
     return Q(scope__in=forms) | Q(scope__gte=prefix, scope__lt=prefix.removesuffix("+") + ",")
 
 

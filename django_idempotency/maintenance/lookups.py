@@ -157,8 +157,8 @@ def waits_since(row: IdempotencyKey) -> datetime:
 def version_of(row: IdempotencyKey) -> str:
     """Return a key's version: text that differs after each change that matters to a person.
 
-    A worker's attempt, a decision, and a result recorded by `reconcile` are changes. A recovery that settles nothing is
-    not a change, although it is an attempt with its own lease.
+    A worker's attempt, a decision, and a result recorded by `reconcile` count as such changes. A recovery that settles
+    nothing does not, although it is an attempt with its own lease.
     """
     parts = (str(waits_since(row)), row.status == row.Status.COMPLETED, row.unknown, row.effects)
     return f"v{sha256(repr(parts).encode()).hexdigest()[:15]}"
@@ -186,13 +186,13 @@ def in_other_operations(
     The unique index finds all callers' rows for a key.
 
     Args:
-        rows: of one operation.
-        among: the rows to look among.
-        at_most: how many of them are read.
+        rows: rows of a single operation.
+        among: the rows to search.
+        at_most: how many rows of `among` are read at most.
     """
     named = {(row.key, row.scope): row for row in rows}
     others = among.filter(key_hash__in={row.key_hash for row in rows}).order_by("key_hash", "scope_hash")[:at_most]
-    for other in others:  # compared here, because a collation may take different texts for equal
+    for other in others:  # compared in Python, because a collation may treat different texts as equal
         row = named.get((other.key, other.scope))
         if row is not None and other.operation != row.operation:
             yield row, other
@@ -201,7 +201,7 @@ def in_other_operations(
 def _possible_keys(text: str) -> set[str]:
     """The keys that the text may represent: the whole text, or the part in quotation marks, as in a copied header.
 
-    A UUID is also looked for in lower case, in which endpoints that parse it store it.
+    A UUID is also looked up in lower case, because endpoints that parse UUIDs store them that way.
     """
     keys = set()
     for read in (check_key, parse_header):

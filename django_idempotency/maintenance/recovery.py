@@ -44,7 +44,7 @@ from .decisions import Decision, with_decision
 from .lookups import in_other_operations, needs_attention, refuse_out_of_range, same_row, unchanged_for, waits_since
 
 OLDER_THAN = timedelta(minutes=15)
-"""Most clients have given up by then. Before that, a retry is better, because it carries the whole request."""
+"""After this time, most clients have given up. Before that, a retry is better, because it carries the whole request."""
 BY = "recover_idempotency_keys"
 UNCLAIMED: dict[type, str] = {
     InDoubt: "a write is in doubt, or the view has ended its own transaction: a person has to decide",
@@ -294,7 +294,7 @@ def _outcome(
             told, limit = ("left", f"interrupted by {describe(error)}"), error  # the whole run must end
         elif asking.attempt:
             told = _failed(store, row, error)
-        elif isinstance(error, NotDecryptable):  # it was completed meanwhile
+        elif isinstance(error, NotDecryptable):  # the key was completed meanwhile
             return "left", str(error)
         else:
             raise
@@ -326,7 +326,7 @@ def _told(outcome: Any, asking: _Asking) -> tuple[Outcome, str]:
     if outcome.final is not None:
         return "completed", f"reconcile has answered {outcome.final.status_code}"
     left = f". In doubt: {', '.join(asking.doubts)}" if asking.doubts else ""
-    if outcome.value is not None:  # `reconcile` has not recorded all of several doubts
+    if outcome.value is not None:  # several steps were in doubt, and `reconcile` has not recorded them all
         return "left", f"reconcile has answered{left}: its answer is not kept until it records each of them"
     return "left", f"reconcile has left the key to the next retry{left}"
 

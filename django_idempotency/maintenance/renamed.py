@@ -1,5 +1,6 @@
-"""Find operations with stored keys that retries can no longer find, because a route or an operation was renamed or
-removed, and the keys that may have run twice since then.
+"""Which operations have stored keys that retries can no longer find, and which of these keys may have run twice?
+
+A retry no longer finds its key if the route or the operation has been renamed or removed since the first request.
 
 # Note [Operations are found among the keys that expire next]
 No index has the operation as its first column, and a table scan would be too slow for an admin page. Two bounded
@@ -10,8 +11,8 @@ behind.
 
 # Note [Names that no endpoint has]
 `run_once` accepts any name, and nothing lists its calls. Its keys are recognized by what they store: a result in an
-envelope that no response has. Names that it makes from a function, such as "shop.tasks.pay", are left out. If a view
-chooses its options for each request, any name could belong to that view, so only the names of routes are listed.
+envelope that no response has. Names that `run_once` makes from a function, such as "shop.tasks.pay", are left out. If
+a view chooses its options for each request, any name could belong to that view, so only the names of routes are listed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ READ = 1_000
 READ_AT_ONCE = 500
 """How many keys of an operation are compared at once with the same keys of other operations."""
 LOOKED_AT = 5
-"""How many completed keys of a name are looked at to find out whether `run_once` has stored them."""
+"""How many completed keys of an operation are read to find out whether `run_once` has stored them."""
 LOST = "database {!r} stores keys of {!r}, but no endpoint has that name: their retries run again."
 OF_A_ROUTE = re.compile("[A-Z]+ .*")
 """An operation without an explicit name is named after its method and route."""
@@ -82,10 +83,10 @@ def unknown_operations(*, using: str | None = None, urlconf: str | None = None) 
 def sent_to_two_operations(
     operations: Iterable[str], *, using: str | None = None
 ) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
-    """Yield pairs of keys with the same caller and text: one of these operations' keys, and one in another operation.
+    """Yield pairs of keys with the same caller and text: a key of one of these operations, and a key of another one.
 
-    After a rename, both may have charged the customer. The table is read once for each operation, because no index
-    begins with the operation; the other keys are found by an index.
+    After a rename, both requests may have charged the customer. The table is read once for each operation, because no
+    index begins with the operation; the other keys are found by an index.
 
     Args:
         operations: the old names, for example from `unknown_operations`.

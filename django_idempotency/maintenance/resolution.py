@@ -1,10 +1,10 @@
 """Let a person resolve a key that is stuck, in doubt or half done. The admin calls these functions, and your own
 code can also call them.
 
-A decision locks the key's row in a transaction, or in a savepoint if it is made inside an `atomic()` block. It is
-possible if the key has failed, if its lease has expired by the database's clock, or if the key is in progress without a
-lease. It is refused if the row has changed since the person read it. A decision changes the row, so the fence stops an
-old worker that wakes up later.
+A decision locks the key's row in a transaction, or in a savepoint if it is made inside an `atomic()` block. A
+decision is possible if the key has failed, if its lease has expired by the database's clock, or if the key is in
+progress without a lease. It is refused if the row has changed since the person read it. A decision changes the row, so
+the fence stops an old worker that wakes up later.
 """
 
 from __future__ import annotations

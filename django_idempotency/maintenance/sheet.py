@@ -5,12 +5,11 @@ mark. If anything else seems to have been altered, the whole file is rejected, b
 different key or a different charge.
 
 # Note [Formulas]
-A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. The end of
-the cell isn't a boundary that can be relied on: depending on its language and settings, a spreadsheet splits at
-semicolons, tabs or spaces instead of commas, and then ignores the quotation marks of a file whose cells end elsewhere.
-That's why `cell` puts an apostrophe before each place inside the text where such a cell could begin, however the file
-is split. Where the text already contains apostrophes, it adds one more, so that `read` gets the original text back by
-removing one.
+A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. A cell may
+also begin in the middle of a text: depending on its language and settings, a spreadsheet splits lines at semicolons,
+tabs or spaces instead of commas, and then ignores the quotation marks. That's why `cell` puts an apostrophe before each
+place inside the text where such a cell could begin, however the file is split. If apostrophes are already
+there, `cell` adds one more, so that `read` gets the original text back by removing one.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def cell(value: Any) -> str:
 
 
 def text_of(cell: str) -> str:
-    """The text that `cell` has escaped."""
+    """Return the text that `cell` has escaped."""
     return re.sub(f"{BEGINS}'{FORMULA}", r"\1\2", cell)
 
 

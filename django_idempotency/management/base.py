@@ -132,7 +132,7 @@ class DatabasesCommand(IdempotencyCommand):
             raise CommandError("Idempotency keys need attention. See the admin.", returncode=NEED_ATTENTION)
 
     def _places(self, options: dict[str, Any]) -> tuple[list[tuple[str | None, str | None]], int]:
-        """Return each alias with its chosen schemas (None is the connection's own), and how many databases failed."""
+        """Return pairs of an alias and a schema (None is the connection's own), and how many databases failed."""
         aliases, places, failed = _chosen(options), list[tuple[str | None, str | None]](), 0
         for alias in aliases:
             schemas: list[Any] = several(options["schema"]) or [None]
@@ -213,8 +213,8 @@ def stoppable(stop: Event, run: Callable[[], object]) -> list[int]:
 
     In case `run` hangs, a second signal raises `SystemExit`, unless it comes within `MOMENT` seconds of the first.
 
-    This is no context manager: an exception from another signal's handler, at the first line of its `__exit__`, would
-    leave its handlers installed.
+    This isn't a context manager: if another signal's handler raised an exception at the first line of `__exit__`, the
+    handlers that were set here would stay installed.
 
     Returns:
         The signals that arrived.
@@ -228,8 +228,8 @@ def stoppable(stop: Event, run: Callable[[], object]) -> list[int]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # Called only once: a second call, from a signal handler that interrupts the first, would wait forever for
-            # the lock that the first still holds.
+            # `set` is called only once: a second call, from a signal handler that interrupts the first, would wait
+            # forever for the lock that the first still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

@@ -16,14 +16,14 @@ from ..engine.stores import alias_for, store_for
 
 
 def all_schemas(alias: str | None) -> list[str]:
-    """Return the schemas that have a key table; with django-tenants, only tenants' and the shared one.
+    """Return the schemas that have a key table; with django-tenants, only the tenants' schemas and the shared one.
 
-    There are none if the database isn't PostgreSQL.
+    If the database isn't PostgreSQL, the list is empty.
     """
     connection = connections[alias_for(alias)]
     schemas = store_for(connection.alias).schemas()
     if hasattr(connection, "set_tenant"):
-        # The copy of a schema, such as a backup, may have a key table, too. Its keys must not be continued.
+        # A copy of a schema, such as a backup, may have a key table, too. No command may change the keys in it.
         shared = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")
         known = {shared, *_tenants(connection).values_list("schema_name", flat=True)}
         schemas = [schema for schema in schemas if schema in known]
@@ -32,9 +32,10 @@ def all_schemas(alias: str | None) -> list[str]:
 
 @contextmanager
 def in_schema(alias: str | None, schema: str | None) -> Iterator[None]:
-    """Let the connection see this schema's tables first, and restore its path afterwards. None changes nothing.
+    """Make the connection find this schema's tables first, and restore its search path afterwards.
 
-    Raises `CommandError` if the schema has no key table: the shared one would be used in its place.
+    If `schema` is None, the search path stays as it is. Raises `CommandError` if the schema has no key table, because
+    the shared schema's table would be used instead.
     """
     if schema is None:
         yield
@@ -49,7 +50,7 @@ def in_schema(alias: str | None, schema: str | None) -> Iterator[None]:
 
 @contextmanager
 def _as_tenant(connection: Any, schema: str) -> Iterator[None]:
-    """django-tenants sets the path itself. `reconcile` may ask `connection.tenant` for the tenant's settings."""
+    """Let django-tenants set the path. It also sets `connection.tenant`, which `reconcile` may use to read settings."""
     before, tenant = connection.tenant, _tenants(connection).filter(schema_name=schema).first()
     try:
         connection.set_schema(schema) if tenant is None else connection.set_tenant(tenant)
@@ -67,7 +68,7 @@ def _tenants(connection: Any) -> QuerySet[Any]:
 
 @contextmanager
 def _with_search_path(connection: Any, schema: str) -> Iterator[None]:
-    """The path is set as a connection parameter, so that a connection that replaces a broken one has it, too."""
+    """Set the search path as a connection parameter, so that a connection that replaces a broken one has it, too."""
     with connection.cursor() as cursor:
         cursor.execute("SHOW search_path")
         (path,) = cursor.fetchone()

@@ -20,8 +20,8 @@ REGISTERED = [
     "django_idempotency.engine.execution.leased.Leased",
     "django_idempotency.engine.execution.atomic.Atomic",
 ]
-"""An endpoint's mode is the first one that suits its options. They stand above this module, so they are imported when
-the first options are resolved."""
+"""An endpoint's mode is the first of these that suits its options. This module must not import the modes' modules, so
+they are imported when the first options are resolved."""
 
 
 class Mode(ABC):
@@ -32,8 +32,8 @@ class Mode(ABC):
 
     Attributes:
         default: the options whose default differs in this mode.
-        possible: the values that an option can have, with its default first. Other options can have any.
-        misfit: what is wrong with a value that is not possible, for the error message. `%s` is the option's name.
+        possible: the values that some options are limited to, with the default first. Other options can have any value.
+        misfit: the end of the error message about any other value of such an option. `%s` is the option's name.
     """
 
     default: ClassVar[Mapping[str, Any]] = {}

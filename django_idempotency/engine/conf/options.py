@@ -104,9 +104,9 @@ class Idempotency:
     call, and "hold" never does. For gateways that ignore keys, and calls that may be repeated.
     """
     backend: str | None = option(None, check.or_none(check.NAME))
-    """A name in `BACKENDS`, for a view that writes nothing to the project's databases. Its keys are kept in that store,
-    for example in Redis, and it runs at least once. Needs `lease`. For views that publish or forward, and write nothing
-    to the database.
+    """A name in `BACKENDS`, for a view that writes nothing to the project's databases. The view's keys are kept in that
+    store, for example in Redis, and the view runs at least once. Needs `lease`. For views that publish or forward, and
+    write nothing to the database.
     """
     reconcile: Callable[[Any], Any] | None = option(None, check.or_none(check.CALLABLE))
     """`callable(operation) -> HttpResponse | None`, called when an abandoned key is taken over. Needs `operation`. It
@@ -150,8 +150,8 @@ class Idempotency:
     that their caller may no longer see at the time of a retry.
     """
     store_body: bool = option(True, check.YES_OR_NO)
-    """With False, a tombstone is stored instead of the response. A streaming response is refused otherwise, because the
-    work in its body would not be protected. For responses that hold a secret, and streams.
+    """With False, a tombstone is stored instead of the response. With True, a streaming response is refused, because
+    the work in its body would not be protected. For responses that hold a secret, and streams.
     """
     max_body_bytes: int = option(1024 * 1024, check.SIZE)
     """For a larger response, or a file, a tombstone is stored. For views with large responses."""

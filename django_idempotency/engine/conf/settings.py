@@ -47,8 +47,8 @@ class Settings:
         encryption_keys: Fernet keys. The first encrypts stored responses, step results and errors; any of them can
             decrypt this data. For responses that nobody may read in a dump of the database.
         derived_keys_last: how long the systems that you call remember a derived key. With "retry-keyed", a call in
-            doubt that was first started longer ago is not repeated. For gateways that remember keys for more or less
-            than a day.
+            doubt that was first started longer ago than this is not repeated. For gateways that remember keys for
+            more or less than a day.
         namespace: a part of each derived key, so that deployments that share one gateway account derive different keys.
             If it changes, calls in doubt are made twice. For deployments that share one account at a gateway.
         prepared_statements: False sends each claim to PostgreSQL as SQL text, for proxies that reserve a connection for
@@ -103,7 +103,7 @@ REMOVED = {
     "require_quoted_key": "Set KEY to a function that refuses bare keys: see docs/options.md.",
     "runbook_url": "Extend the admin's template: see docs/options.md.",
 }
-"""What replaces the settings of 0.4.0 that are gone, by name."""
+"""What replaces each setting of 0.4.0 that no longer exists, by name."""
 
 
 @lru_cache(maxsize=1)
@@ -183,7 +183,7 @@ def backend_for(name: str) -> KeyValueBackend:
     Raises:
         IdempotencyConfigurationError: `BACKENDS` has no such name, or the class that it names isn't a backend.
     """
-    # Otherwise, two threads could make two backends, each with its own memory.
+    # Without the lock, two threads could make two backends, each with its own memory.
     return cast(KeyValueBackend, alone(_MAKING, partial(_made, name)))
 
 

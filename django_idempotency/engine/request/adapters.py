@@ -92,7 +92,7 @@ class Adapter:
         """Set the header that says whether this is a replay, and return the response.
 
         Args:
-            own: whether it is the view's own response, as `response` or `answer` returned it.
+            own: whether this is the view's own response, which `response` or `answer` has returned.
         """
         response.headers[get_settings().replayed_header] = "true" if replayed else "false"
         return response  # type: ignore[no-any-return]
@@ -132,7 +132,7 @@ def _registered(kind: type, module: str) -> Adapter | None:
 
 def scope_outside(request: Any, *, default: bool) -> str:
     """Return the scope of a request outside of the pipeline. See `project_scope`."""
-    # The request of a Django Ninja operation that isn't protected is Django's own, but its callback is Ninja's.
+    # An unprotected Django Ninja operation gets Django's own request, but the callback of its route is Ninja's.
     callback = getattr(getattr(request, "resolver_match", None), "func", None)
     adapter = adapter_of(request, getattr(request, RUNNING, None), callback)
     return project_scope(request, adapter.handed_on, default=default)

@@ -27,7 +27,7 @@ from ..execution.bridge import in_thread, without_bridge_above
 from ..execution.memory import standing_in
 
 OPENED = "_idempotency_opened"
-"""The attribute of Django's request while a whole view runs in the transaction that Django would have opened."""
+"""Django's request has this attribute while a whole view runs in the transaction that Django would have opened."""
 
 
 class TakenOver(set[str]):
@@ -61,12 +61,12 @@ def take_over(view: Any, layers: Callable[[], tuple[Idempotency, ...]]) -> None:
 def as_django_would(request: Any, options: Options | None = None) -> str | None:
     """Return the alias on which Django would have opened a transaction if the view were not protected.
 
-    Pass it to `standing_in`.
+    Pass the alias to `standing_in`.
 
     Args:
-        options: the options of a protected request. If its keys are in the database that was taken over, the package
-            opens the transaction with the claim, and there is nothing to return. The options of a single handler or
-            request can name another database or a backend.
+        options: the options of a protected request. If its key is in the database whose transaction was taken over,
+            that transaction is opened with the claim, and this function returns None. The options of a single handler
+            or request can name another database or a backend.
     """
     mark = getattr(_callback(request), "_non_atomic_requests", None)
     if isinstance(mark, TakenOver) and under_atomic_requests() and not hasattr(request, OPENED):
@@ -86,7 +86,7 @@ def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callabl
 
     @wraps(view)
     def called(request: Any, *args: Any, **kwargs: Any) -> Any:
-        # A view may have called another one.
+        # If another view has called this one, the request has `OPENED` already.
         if not under_atomic_requests() or hasattr(request, OPENED) or not passes(request):
             return view(request, *args, **kwargs)
 
@@ -99,7 +99,7 @@ def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callabl
 
         return standing_in(as_django_would(request), whole)
 
-    # A real `async def`; Django's own asynchronous callbacks have a mark, which `wraps` copies.
+    # The mark is for a real `async def`. Django's own asynchronous callbacks already have it, and `wraps` copies it.
     return markcoroutinefunction(called) if iscoroutinefunction(view) else called
 
 

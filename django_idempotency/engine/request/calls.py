@@ -56,7 +56,7 @@ class Call:
         return f"{self.method} {route}"
 
     def in_own_transaction(self, work: Callable[[], T]) -> T:
-        """Turn an exception into a response, in a transaction unless a backend is used."""
+        """Do the work in a transaction, or without one if a backend is used."""
         return atomically(self.options.runner.alias(), work)
 
     def judge(self, response: HttpResponseBase) -> Finished[HttpResponseBase]:
@@ -66,7 +66,7 @@ class Call:
         verdict = self.options.verdict_on(response)
         if verdict is Verdict.KEEP:
             if hasattr(self.request, "LANGUAGE_CODE") and (language := get_language()) is not None:
-                # `LocaleMiddleware` also sets it, but for a replay it would use the second request's language.
+                # `LocaleMiddleware` also sets this header, but for a replay it would use the second request's language.
                 response.headers.setdefault("Content-Language", language)
             return Finished(value=response, verdict=verdict, snapshot=capture(response, self.options))
         return Finished(value=response, verdict=verdict, reason=f"The view answered {response.status_code}.")

@@ -10,10 +10,10 @@ that sets upload handlers, therefore needs the `fingerprint=` option.
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
 is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of the names
-nor the whitespace between JSON values affects the fingerprint, and numbers are compared by value, as exactly as the
-view's parser hands them on: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. Strings and
-bools are not compared as numbers. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have the
-same fingerprint as a file.
+nor the whitespace between JSON values affects the fingerprint, and numbers are compared by value, with the precision
+that the view's parser preserves: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. Strings
+and bools are not compared as numbers. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have
+the same fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ CSRF_FIELD = "csrfmiddlewaretoken"
 """The CSRF token, which is different on every page, is left out of the comparison."""
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 UNENCODED = re.compile(rb"[\x00-\x1f\"<]")
-"""Bytes that are always encoded in a form. A body that contains one may be JSON or XML. Some views parse it as such,
-whatever its content type, whereas a form's parser would skip most of it."""
+"""Bytes that are always encoded in a form. A body that contains one of them may be JSON or XML, and some views parse
+such a body whatever its content type is. A form's parser would skip most of it."""
 LISTED = re.compile(r"^(?:\[[0-9]+\])+\.?")
 """How the name of a field begins in a form that is a list, such as `[0]amount`."""
 NESTED = re.compile(r"[\[.]")
 """Where the name of a field ends in names such as `amounts[0]` and `amounts.total`."""
 JSON = re.compile(r"application/json|.*\+json")
 PATCHES = "-patch+json"
-"""How the types of JSON that describes changes end. In each of them, the same JSON means something else."""
+"""How the content types of JSON patches end. The same JSON means something different in each of these types."""
 BEGINS = {"gzip": b"\x1f\x8b", "deflate": b"\x78", "zstd": b"\x28\xb5\x2f\xfd"}
-"""The first bytes of a body that is still encoded. Brotli has no such bytes: code that decompresses it must
-set CONTENT_LENGTH."""
+"""The first bytes of a body that is still encoded. Brotli has no such bytes, so code that decompresses a Brotli body
+must set CONTENT_LENGTH."""
 UNREADABLE = (MultiPartParserError, exceptions.TooManyFieldsSent, exceptions.TooManyFilesSent, UnreadablePostError)
-"""Errors that Django raises while it reads a form. After them, the view would get an empty body."""
+"""Errors that Django raises while it reads a form. After such an error, the view would get an empty body."""
 
 
 Reader = Callable[[Any, Options, str], Any]
@@ -86,7 +86,7 @@ class Unparsable(Exception):
 
 
 def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read: Reader) -> Fingerprint:
-    """Return a hash of the request's target, and of the parts of its query and payload that the option selects.
+    """Return a hash of the request's target, and of the parts of its query and payload that `fingerprint=` selects.
 
     See Note [The comparison uses the data that Django has read]. Each fingerprinting method has a version, which is
     included in the hash so that fingerprints from different versions are never equal.
@@ -128,13 +128,13 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
     parts = method, target, query, _kind(content_type), parameters
     try:
         return fingerprint("request 4", ascii((*parts, payload)))
-    except RecursionError:  # a parser may read a deeper value than `ascii` does
+    except RecursionError:  # a parser may accept values that are nested too deeply for `ascii`
         return fingerprint("request 4", ascii((*parts, sha256(request.body).digest())))
 
 
 @lru_cache(maxsize=16)
 def _kind(content_type: str) -> str:
-    """Return the content type. All kinds of JSON, such as application/vnd.api+json, count as a single one."""
+    """Return the content type. All kinds of JSON except patches, such as application/vnd.api+json, count as one."""
     if content_type == "application/json" or not JSON.fullmatch(content_type) or content_type.endswith(PATCHES):
         return content_type
     return versioned("'application/json'", ascii(content_type))
@@ -178,7 +178,7 @@ def payload_of(request: HttpRequest, options: Options, content_type: str) -> Any
     """Return the parsed body if it is JSON or a form, else a hash of its bytes."""
     if content_type == MULTIPART and request.method == "POST" and _may_be_form(request):
         return _form(request, partial(_djangos_form, request))
-    stream = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces it
+    stream = getattr(request, "_stream", None)  # Django's own stream counts bytes; reading the body replaces the stream
     try:
         body = request.body
     except exceptions.RequestDataTooBig as error:
@@ -284,7 +284,7 @@ def _refuse_incomplete(request: Any, stream: Any, *, empty: bool) -> None:
     said = str(request.META.get("CONTENT_LENGTH", ""))
     length = int(said) if said.isdecimal() else 0
     if empty and isinstance(request, WSGIRequest) and "HTTP_TRANSFER_ENCODING" in request.META and not length:
-        # Under WSGI, Django reads such a body as empty, so two different bodies would look equal.
+        # Under WSGI, Django reads a body that is sent in chunks as empty, so two different bodies would look equal.
         raise Refused(length_required())
     if type(stream) is LimitedStream:
         received = stream._pos  # type: ignore[attr-defined]
@@ -417,8 +417,9 @@ def _tagged(value: Any) -> Any:
 def selected(value: Any, names: Collection[str], *, form: bool = False) -> Any:
     """Return the chosen fields of a form or a JSON object, or of each object in a list.
 
-    An object that contains none of them is kept whole. In a form, the parts of a field `amounts` are chosen, too: the
-    REST framework reads it also from `amounts[0]` and `amounts.total`, and reads a list of objects from `[0]amounts`.
+    An object that contains none of the chosen fields is kept whole. In a form, choosing `amounts` also chooses its
+    parts: the REST framework reads this field from `amounts[0]` and `amounts.total`, too, and a list of objects from
+    `[0]amounts`.
     """
     if isinstance(value, list):
         return [selected(item, names, form=form) if isinstance(item, dict) else item for item in value]

@@ -3,8 +3,8 @@
 # Note [Observing]
 A project can set `observe=True` first, and turn the protection on later. Until then the view runs for every request,
 and the client gets its response unchanged. With ATOMIC_REQUESTS, the view runs in one transaction, as it would without
-the package. The key is claimed in a short transaction, and completed in another. An error that the view has not raised
-is logged, and never reaches the client.
+the package. The key is claimed in a short transaction, and completed in another. An error that does not come from the
+view is logged, and never reaches the client.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def observed(call: ViewCall, ask: Callable[[], ClaimRequest | Problem | None]) -
 
 
 class Observed(Work[Any]):
-    """A view that runs without protection. What it raises is kept, because all other errors are the package's own."""
+    """A view that runs without protection. It stores the view's own exception, to tell it from the package's errors."""
 
     has_run = False
     error: BaseException | None = None
@@ -83,9 +83,9 @@ class Observed(Work[Any]):
 
 
 class Observing(Leased):
-    """Claims a key and completes it, each in a transaction of its own, and logs what would have happened instead.
+    """Claims a key and completes it, each in a transaction of its own, and logs what protection would have done.
 
-    It is not registered, because an endpoint that is observed has the mode in which it will be protected.
+    This mode is not registered, because an observed endpoint already has the mode in which it will be protected.
     """
 
     def alias(self) -> str | None:

@@ -32,14 +32,15 @@ IN_PROGRESS = "in-progress"
 CHANGING = "changing-credential"
 JSON = "application/problem+json"
 TYPE = "urn:django-idempotency:"
-"""The beginning of a problem's `type` where the project has no page about it. `about:blank` would call for the status'
-own phrase as the title (RFC 9457 section 4.2.1)."""
+"""The beginning of a problem's `type` if the project has no page about it. With `about:blank`, the title would have to
+be the status's own phrase (RFC 9457 section 4.2.1)."""
 RETRY_AFTER = str(SHORTEST_RETRY_AFTER)
 FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 UNREAD = (RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent, MultiPartParserError, UnreadablePostError)
 """What Django raises for a form that it does not read."""
 LONGEST_FORM = 128 * 1024
-"""In characters. As a page's hidden fields, a form may be many times as long: `'` becomes `&#x27;`."""
+"""The longest form, in characters, that a page offers to send again. The page's hidden fields can be many times as
+long, because `'` becomes `&#x27;`."""
 DESCRIBED = frozenset({400, 409, 422})
 """The statuses of responses that link to the project's documentation about its keys."""
 
@@ -89,13 +90,13 @@ class Problem:
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
     resource: Resource | None = None
-    """Type and id of the object that the first request referred to, if it came from the same caller."""
+    """Type and id of the object that the first request referred to, if that request came from the same caller."""
     refused: bool = False
     """With "already-used": whether the first request was refused with a status of 400 or above."""
 
     @property
     def type(self) -> str:
-        """The URI of this kind of error: the project's page about it, or else a name that leads nowhere."""
+        """The URI of this kind of error: the project's page about it, or else a URN, which leads nowhere."""
         docs_url = get_settings().docs_url
         return f"{docs_url.partition('#')[0]}#{self.code}" if docs_url else f"{TYPE}{self.code}"
 
@@ -112,7 +113,7 @@ class Refused(Exception):
         super().__init__(problem.code)
         self.problem = problem
         self.advice = advice
-        """What the project can do, for the log; "%s" stands for the operation."""
+        """A message for the log that says what the project can do; "%s" stands for the operation."""
 
 
 def missing_key(options: Options, request: HttpRequest | None = None) -> Problem:
@@ -179,7 +180,10 @@ def outstanding(options: Options, retry_after: int = SHORTEST_RETRY_AFTER) -> Pr
 
 
 def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
-    """Return the error for a held key. If `DEBUG` is True, it also explains how to repeat the calls in `unkeyed`."""
+    """Return the error for a key whose outcome is unknown.
+
+    If `DEBUG` is True, the error also explains how to repeat the calls in `unkeyed`.
+    """
     title = "The outcome for this Idempotency-Key is unknown"
     detail = _(
         "The first request with this key was interrupted. It is not known yet whether it took effect. Send the same "

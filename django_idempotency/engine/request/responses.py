@@ -47,16 +47,16 @@ PROOF, CLAIM = 16, 24
 """The lengths in bytes of the two parts of a status page's token: 128 bits of a signature, and the hashes and time of a
 claim."""
 FILES = frozenset({"_io", "tempfile"})
-"""The modules of Python's own files and buffers, from which reading is no work of the view."""
+"""The modules of Python's own files and buffers. Reading from these does none of the view's work."""
 ABANDONED = "abandoned"
 """The status page's word for a key in progress whose worker has died. A retry takes over the key, or a person
 decides."""
 
 
 def works_later(response: HttpResponseBase) -> bool:
-    """Whether a streaming body may do work of the view while the server sends it, after the key is completed.
+    """Return whether a streaming body may do part of the view's work while it is sent, after the key is completed.
 
-    Generators and lazily made files may; a `FileResponse` of a real file, a buffer or Django's `File` does not.
+    Generators and lazily made files may do so; a `FileResponse` of a real file, a buffer or Django's `File` does not.
     """
     file = getattr(response, "file_to_stream", None)
     return not (isinstance(file, File) or type(file).__module__ in FILES)
@@ -133,7 +133,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def _cookie(stored: str) -> Morsel[str]:
-    """Return a `Set-Cookie` header's cookie. `SimpleCookie.load` reads only what browsers send, so not "/my path"."""
+    """Return a `Set-Cookie` header's cookie. `SimpleCookie.load` cannot read a path that contains a space."""
     pair, *attributes = map(str.strip, stored.split(";"))
     name, _, coded = pair.partition("=")
     cookie: Morsel[str] = Morsel()
@@ -166,7 +166,7 @@ def status_url(alias: str, key_hash: int, scope_hash: int, created_at: datetime 
     """Return the path of a key's status page.
 
     Args:
-        created_at: when the row was claimed, or None if there is no row. The page will then return 404.
+        created_at: when the row was claimed, or None if there is no row, in which case the page will return 404.
 
     Raises:
         IdempotencyConfigurationError: the project's routes do not include the page.

@@ -42,7 +42,7 @@ def read_key(request: Any, options: Options) -> str | None:
         if valid is False:
             raise InvalidKey(_("It does not have the format that this server requires."))
         if conf.key_validator is is_uuid:
-            # A client may write a UUID in one case, and its database or library return it in the other.
+            # A client may write a UUID in one case, and get it back from its database or library in the other.
             key = key.lower()
     return check_dated(key) if options.late_keys == "refuse" else key
 

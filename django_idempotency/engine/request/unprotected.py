@@ -1,7 +1,7 @@
 """How does a view run without protection?
 
-It does so for methods that are not protected, for requests without an optional key, in observe mode, and while the
-package is switched off.
+This happens with methods that are not protected, with requests that leave out an optional key, in observe mode, and
+while the package is switched off.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def apass_through(call: ViewCall) -> HttpResponseBase:
 
 
 def _told(call: ViewCall, response: Any) -> HttpResponseBase:
-    """Log that the response would be refused if the request were protected, and return it."""
+    """Return the response. If protection would refuse it, log a warning first."""
     if getattr(response, "streaming", False) and call.method in call.options.methods:
         try:
             refuse_stream(response, call.options)
@@ -62,7 +62,7 @@ def _told(call: ViewCall, response: Any) -> HttpResponseBase:
 
 
 def identity_of(call: ViewCall) -> Identity | None:
-    """Return the identity that a protected request would have. Without a usable key and caller, it has none."""
+    """Return the identity that the request would have if it were protected, or None without a usable key and caller."""
     try:
         key = read_key(call.asked_with, call.options)
         scope = "" if key is None else scope_of(call.asked_with, call.options, call.adapter.handed_on)

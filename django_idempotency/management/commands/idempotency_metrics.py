@@ -20,11 +20,11 @@ POLL = 0.5
 PATIENCE = 30.0
 """Seconds after which a connection is cut off. Prometheus gives up earlier, after 10 seconds by default."""
 MOST = 50
-"""The maximum number of connections. If there are more, the oldest are cut off: those of Prometheus are short."""
+"""The maximum number of connections. If there are more, the oldest are cut off, because Prometheus's are short."""
 
 
 class Server(ThreadingMixIn, WSGIServer):
-    """Answers each connection in a thread, but not for ever: see `cut_off`."""
+    """Serves each connection in a thread of its own, but only for a limited time: see `cut_off`."""
 
     daemon_threads = True
     timeout = POLL

@@ -206,7 +206,7 @@ def _selected(options: dict[str, Any]) -> list[Facts]:
 
 
 def _why_not(key: Facts, action: str, options: dict[str, Any]) -> str:
-    """Why the decision is not possible for this key, or an empty string."""
+    """Return the reason why the decision is not possible for this key, or an empty string."""
     if action and not key.idle:
         return "it is completed, or a worker holds it"
     word = LOOKED if action == "release" else SETTLED
@@ -250,7 +250,7 @@ def _line(key: Facts) -> str:
 
 
 def _doubt(key: Facts, step: IdempotencyStep) -> str:
-    """The step's name and, if the view requested the derived key before each start of the call, that key."""
+    """Return the step's name, with its derived key if the view requested that key before each start of the call."""
     if step.kind != IdempotencyStep.Kind.CALL or not step.keyed:
         return str(step.name)
     row = key.row

@@ -1,9 +1,9 @@
 """Who sent a request? The answer is its scope: callers with different scopes never share a key or a response.
 
 # Note [Verified and sent]
-What was verified may be equal for two requests with different credentials, so a client that has renewed its token is
-still the same caller. Anyone can send anything, so what was merely sent can only make two requests different: it never
-equals anything verified, and is hashed with all other credentials of the request.
+Verified data may be equal for two requests with different credentials, so a client that has renewed its token is still
+the same caller. Data that was merely sent may be forged, so it can only make two requests different: it never equals
+verified data, and is hashed together with all other credentials of the request.
 
 Each source of identity is one module. Frameworks and packages are recognized by the structure of their objects.
 """

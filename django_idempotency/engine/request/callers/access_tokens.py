@@ -16,12 +16,14 @@ from .parts import NOTHING, HandedOn, Verified, escaped, place_of
 KINDS = frozenset({("oauth2_provider.models", "AbstractAccessToken"), ("allauth.idp.oidc.models", "Token")})
 """Models of access tokens. A client may get a new token before a retry, so the row doesn't identify the caller."""
 CLIENTS = ("application", "client")
-"""How OAuth packages name the client that a token was issued to: as a foreign key, or as a model."""
+"""A foreign key leads to the token's client if its own name, or the name of its target's model, ends with one of
+these."""
 
 
 def verified(handed: HandedOn) -> Verified:
-    """Return the client of the token's row that an authenticator has returned and, if it returned no user, the row's
-    user.
+    """Return the client of the row that an authenticator has returned as the token.
+
+    If the authenticator has returned no user, the user that the row belongs to is returned as well.
 
     Raises:
         IdempotencyConfigurationError: the access token belongs to neither a client nor a user.

@@ -10,7 +10,10 @@ from django.contrib.sessions.backends import signed_cookies
 
 
 def sent_cookies(request: Any) -> dict[str, str]:
-    """Return the secret that distinguishes this browser from others under its name, if it sent one."""
+    """Return the secret that distinguishes this browser from others, as a dict from its name to its value.
+
+    The dict is empty if the browser sent no such secret.
+    """
     unread = "COOKIES" not in vars(getattr(request, "_request", request))
     if unread and not request.META.get("HTTP_COOKIE"):
         return {}

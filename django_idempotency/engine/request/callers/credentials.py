@@ -1,4 +1,4 @@
-"""Which credentials did the client send? Nobody has verified them, so all of them together are the caller."""
+"""Which credentials did the client send? Nobody has verified them, so all of them together identify the caller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMES = frozenset(
 """Authorization schemes, in lower case, whose value stays the same in a retry. With others, such as Digest, DPoP and
 HMAC signatures, the value changes, and the retry would seem to come from another caller."""
 PUBLISHABLE = ("pk_live_", "pk_test_", "sb_publishable_")
-"""How the publishable keys of Stripe, Clerk and Supabase begin. Every visitor's browser sends a shop's."""
+"""How the publishable keys of Stripe, Clerk and Supabase begin. Every visitor's browser sends the shop's key."""
 PLACEHOLDERS = frozenset({"", "null", "undefined", "none", "og=="})
 """What clients send when they have no credential, in lower case. `Og==` is an empty name and password in Basic
 authentication."""
@@ -59,9 +59,9 @@ def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
 def access_token(request: Any) -> str:
     """Return the token in the query, or in a form that has been read, as RFC 6750 allows; empty if there is none."""
     django_request = getattr(request, "_request", request)
-    # A form that nobody has read has authenticated nobody.
+    # A token in a form can have authenticated the caller only if the form has already been read.
     form = getattr(django_request, "_post", None)
-    # Reading an empty query takes as long as all other credentials.
+    # Reading an empty query takes as long as reading all other credentials.
     if not (form or django_request.META.get("QUERY_STRING") or "GET" in vars(django_request)):
         return ""
     try:
@@ -72,13 +72,13 @@ def access_token(request: Any) -> str:
 
 
 def is_credential(place: str) -> bool:
-    """Return whether projects look for credentials in this header, by its name in `META`, or in this parameter."""
+    """Return whether projects look for credentials in this place: a header, by its name in `META`, or a parameter."""
     headers = ("Authorization", *get_settings().credential_headers)
     return place == ACCESS_TOKEN or place in map(meta_name, headers)
 
 
 def identifies(value: str) -> bool:
-    """Return whether a credential tells its sender from others.
+    """Return whether a credential distinguishes its sender from others.
 
     Every visitor's browser sends the shop's publishable key, which identifies the shop but not the visitor.
     """

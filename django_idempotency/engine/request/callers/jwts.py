@@ -20,7 +20,7 @@ from .parts import NOTHING, HandedOn, Verified, escaped, hashed, sent
 from .users import in_a_table, logged_in
 
 SUBJECTS = ("sub", "user_id")
-"""Claims that say whom a token is about. The second is what Simple JWT calls it."""
+"""Claims that name the subject of a token: the one in RFC 7519, and the one that Simple JWT uses."""
 RENEWED = frozenset(
     {
         *("exp", "iat", "nbf", "jti", "auth_time", "nonce", "at_hash", "c_hash", "s_hash"),  # RFC 7519, OpenID Connect
@@ -30,10 +30,10 @@ RENEWED = frozenset(
         *("aio", "rh", "uti", "xms_ftd"),  # Microsoft Entra ID
     }
 )
-"""Claims that may be different in a renewed token of the same caller. Keys are found by all other claims, so this set
-never changes."""
+"""Claims that may be different in a renewed token of the same caller. All other claims are part of the scope by which
+keys are found, so this set never changes."""
 CLAIMS = ".e"
-"""What stands before the claims of each JWT: a JSON object in Base64 begins with "e"."""
+"""How the claims of a JWT begin, including the dot before them: a JSON object in Base64 begins with "e"."""
 COOKIE = "HTTP_COOKIE"
 SILENT = frozenset({COOKIE, "HTTP_REFERER"})
 """Headers that carry no credential of their own. Cookies are read one by one."""
@@ -50,7 +50,7 @@ RENEWAL = (
 
 
 def verified(handed: HandedOn) -> Verified:
-    """Return the client and issuer from the claims that were handed on or, without a user, the account."""
+    """Return what the claims that were handed on establish: the client and issuer or, without a user, the account."""
     claims = claims_of(handed.token)
     if handed.user is None:
         return NOTHING if claims is None else Verified(account=_account(claims, handed.authenticator))
@@ -68,10 +68,12 @@ def verified(handed: HandedOn) -> Verified:
 
 
 def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
-    """Return a part for the clients and issuers that unverified tokens name, with all other credentials sent, or None.
+    """Return the part of a scope for the clients and issuers that unverified tokens name, or None if it needs no part.
+
+    This part also covers all other credentials that were sent.
 
     Raises:
-        Refused: only the issuer of an unverified token could tell this user from another one.
+        Refused: two users could be told apart only by the issuer of an unverified token.
     """
     if handed.user is None:
         return None
@@ -98,7 +100,10 @@ def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
 
 
 def claims_of(token: Any) -> Mapping[str, Any] | None:
-    """Return the claims of a token: a text, bytes, claims, or an object with a `payload`. Other tokens have none."""
+    """Return the claims of a token, or None if it has none.
+
+    A token with claims is a text or bytes that contain a JWT, the claims themselves, or an object with a `payload`.
+    """
     if isinstance(token, bytes):
         token = token.decode("latin-1")
     if isinstance(token, str):
@@ -134,9 +139,9 @@ def _decoded(segment: str) -> Any:
 
 
 def _sent(request: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where each JWT of a request was sent, and its claims.
+    """Yield the place where each JWT of a request was sent, together with its claims.
 
-    Which header or cookie the project's code reads isn't known, so all of them count.
+    It isn't known which header or cookie the project's code reads, so all of them count.
     """
     for name, value in request.META.items():
         if isinstance(value, str) and CLAIMS in value and name.startswith("HTTP_") and name not in SILENT:
@@ -154,9 +159,9 @@ def _client(claims: Mapping[str, Any]) -> str | None:
 
 
 def _account(claims: Mapping[str, Any], authenticator: str) -> str | None:
-    """Return an account made of the claims that stay when the token is renewed, or None without a subject.
+    """Return an account made of the claims that stay the same when the token is renewed, or None without a subject.
 
-    A tenant, an organisation, an audience or an actor in the claims is part of the account.
+    A tenant, an organization, an audience or an actor in the claims is part of the account.
     """
     subject = next((str(claims[name]) for name in SUBJECTS if claims.get(name) not in (None, "")), None)
     if subject is None:
@@ -166,7 +171,7 @@ def _account(claims: Mapping[str, Any], authenticator: str) -> str | None:
 
 
 def _steady(claims: Mapping[str, Any]) -> str:
-    """Return the claims that stay when a token is renewed as text that is the same in any order."""
+    """Return, as text, the claims that stay the same when a token is renewed. Their order makes no difference."""
     return _text({str(name): value for name, value in claims.items() if name not in RENEWED})
 
 

@@ -17,12 +17,12 @@ from .parts import NOTHING, HandedOn, Verified
 
 
 def may_know(request: Any) -> bool:
-    """Return whether the toolkit is installed or the request has a token as the toolkit's middleware sets it."""
+    """Return whether the toolkit is installed, or the request has the token that the toolkit's middleware sets."""
     return apps.is_installed("oauth2_provider") or hasattr(request, "access_token")
 
 
 def verified(request: Any, handed: HandedOn) -> Verified:
-    """Return the client of the access token with which the user was authenticated, or of a token without a user."""
+    """Return the client of the user's access token or, if there is no user, of a token that belongs to no user."""
     row = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware, which doesn't check the expiry
     if isinstance(row, Model) and belongs_to(row, handed.user) and not getattr(row, "is_expired", bool)():
         return Verified(client=client_of(row))
@@ -33,5 +33,6 @@ def verified(request: Any, handed: HandedOn) -> Verified:
     backends = import_module("oauth2_provider.oauth2_backends")
     _, checked = backends.get_oauthlib_core().verify_request(request, scopes=[])
     row = getattr(checked, "access_token", None)
-    # If a session's request carries another user's token, the token doesn't say who acts for the session's user.
+    # A request with one user's session may carry another user's token. That token doesn't say who acts for the
+    # session's user.
     return Verified(client=client_of(row)) if isinstance(row, Model) and belongs_to(row, handed.user) else NOTHING

@@ -13,9 +13,9 @@ from django.db import DEFAULT_DB_ALIAS, router
 from ...protocol.digests import MAX_READABLE_SCOPE, digest
 
 LONGEST_ACCOUNT = 120
-"""In characters. It leaves 130 of a readable scope for what is added to the account."""
+"""In characters. This leaves 130 characters of a readable scope for the parts that are added to the account."""
 SAFE = ":/.@"
-"""Beside letters, digits and `_.-~`, the characters that are not escaped. None of them separates parts."""
+"""The characters that are not escaped, besides letters, digits and `_.-~`. None of them separates parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class HandedOn:
     Attributes:
         user: the authenticated user, or None.
         token: what an authenticator returned beside the user, or instead of one.
-        authenticator: its name, if another one may return the same text for a different caller.
+        authenticator: the authenticator's name, if another one may return the same text for a different caller.
     """
 
     user: Any = None
@@ -41,8 +41,8 @@ class Verified:
         account: a user, a token's subject or owner, or a model instance.
         client: the client that acts for the account, or for itself.
         issuer: the issuer of a token, for an account without a row in the database.
-        claims_known: whether an authenticator has returned the claims of a token. A token without an issuer is then
-            known to have none.
+        claims_known: whether an authenticator has returned the claims of a token. If so, it is known whether the token
+            names an issuer.
     """
 
     account: str | None = None
@@ -66,14 +66,15 @@ NOBODY, NOTHING = HandedOn(), Verified()
 
 
 def scope_text(verified: Verified, claimed: str | None) -> str:
-    """Return the scope made of these parts, of which an account or a client has been verified.
+    """Return the scope made of these parts. An account or a client must have been verified.
 
     # Note [The text of a scope]
     Keys are found by their scopes, so this text never changes. A caller is an account such as `user:auth.User:7`, or a
-    client such as `application:shop.Client:5`. Whatever else tells two callers of one account apart follows it, as in
-    `for:user:auth.User:7+application:shop.Client:5`. The account and each part are escaped, so that "+" only separates
-    them, and an account that is too long is hashed. All scopes of an account therefore begin alike, and no others do.
-    What was merely sent is one part, `sent:` and a hash, which equals no verified part.
+    client such as `application:shop.Client:5`. Whatever else tells two callers of one account apart comes after the
+    account, as in `for:user:auth.User:7+application:shop.Client:5`. The account and each part are escaped, so that "+"
+    only separates them, and an account that is too long is hashed. All scopes of an account therefore begin alike, and
+    no other scope begins that way. Everything that was merely sent forms a single part, `sent:` and a hash, which never
+    equals a verified part.
     """
     account = verified.account or str(verified.client)
     client = verified.client if verified.account else None
@@ -116,6 +117,6 @@ def place_of(model: Any, row: Any) -> str:
     """
     # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
     label: str = model._meta.concrete_model._meta.label
-    # The write alias, because a request may read from one replica and its retry from another.
+    # The write alias is used, because a request may read from one replica and its retry from another.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"

@@ -20,9 +20,9 @@ from .users import in_a_table, scope_of_user, user_of
 
 ANONYMOUS = "anonymous"
 BY_HEADER = "authorization"
-"""How a scope begins that is made of the `Authorization` header."""
+"""The beginning of a scope that is made from the `Authorization` header."""
 RESERVED = frozenset({"auth", "csrf", "session"})
-"""How other hashes begin in a scope. A project may name a header of credentials like one of them."""
+"""The words with which other hashes in a scope begin. A project's credential header may also have such a name."""
 logger = logging.getLogger("django_idempotency")
 _asked_for: ContextVar[Options | None] = ContextVar("asked_for", default=None)
 
@@ -94,7 +94,7 @@ def scope_of(
             return _claimed(request, options)
         return scope_text(known, jwts.claimed(request, handed, known))
     before = _asked_for.get()
-    try:  # not `reset`: an exception could strike before its token is assigned
+    try:  # `reset` isn't used: an exception could strike before the token that it needs is assigned
         _asked_for.set(options)
         scope = options.scope(request)
     finally:

@@ -32,7 +32,7 @@ def verified(handed: HandedOn) -> Verified:
 
 
 def is_text(token: Any) -> bool:
-    """Return whether a token is a text or claims, which another authenticator may return for a different caller."""
+    """Return whether a token is a text or claims. Another authenticator may return an equal one for another caller."""
     return isinstance(token, (str, bytes)) or jwts.claims_of(token) is not None
 
 

@@ -72,7 +72,7 @@ def scope_of_user(user: Any) -> str:
 
 
 def in_a_table(user: Any) -> bool:
-    """Return whether a user is a row. Any other user is known only to the issuer of a token, or to another server."""
+    """Return whether a user is a row in a table. Other users are known only to a token's issuer or another server."""
     return isinstance(user, Model)
 
 
