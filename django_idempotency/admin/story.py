@@ -76,7 +76,7 @@ def uncertain(facts: Facts) -> str:
 
 
 def _missing(facts: Facts) -> str:
-    """Says what may be missing even though all started steps have finished.
+    """Say what may be missing even though all started steps have finished.
 
     The view might have gone on to start more steps.
     """
@@ -158,7 +158,7 @@ def _after_doubt(facts: Facts) -> str:
 
 
 def to_do(facts: Facts) -> str:
-    """Says what to do. If the key was abandoned, first make sure that its worker is dead and not just slow."""
+    """Say what to do. For an abandoned key, that begins with making sure that its worker is dead and not just slow."""
     if facts.unreadable:
         return _(
             "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "

@@ -85,8 +85,8 @@ def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
 
 
 def sent_keys(facts: Facts) -> list[str]:
-    """The derived keys of the calls, to compare with the gateway's records, but only if the view requested the key
-    before every start of the call.
+    """The derived keys of the calls, to compare with the gateway's records. Only calls whose key the view requested
+    before every start are included.
     """
     row, namespace = facts.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
@@ -187,7 +187,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
             "",
             (_("reason"), encodable(made.reason)),
             *((_("in doubt then"), _past_doubt(key.facts.row, step)) for step in made.steps),
-            # A replaced result is still sealed if its encryption key was missing when it was replaced.
+            # A replaced result is still sealed if no encryption key could decrypt it when it was replaced.
             (_("replaced result"), _result(key, made.replaced, made.detail) if made.replaced else ""),
         )
 
