@@ -67,7 +67,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 
 
 VENDORS = frozenset({"postgresql", "mysql", "sqlite"})
-"""Django's names for the databases that may have a store. Only the server can tell MySQL from, for example, TiDB."""
+"""Django's names for the databases that may have a store. For Django, TiDB is also "mysql": only the server can tell
+which one it is."""
 NEWEST = 20
 """How many of the newest rows W017 tries to decrypt."""
 
@@ -317,13 +318,13 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[tuple[Answers, Options]], set[str]]:
-    """Each protected route's answers and options, and the E007 messages about options that contradict each other."""
+    """Return each protected route's `Answers` and options, and the E007 messages about contradictory options."""
     problems: set[str] = set()
     return [(answers, options) for _, answers, options in _protected(problems)], problems
 
 
 def _protected(problems: set[str] | None = None) -> Iterator[tuple[Any, Answers, Options]]:
-    """Yield each protected route's callback, answers and options; add the options' contradictions to `problems`."""
+    """Yield each protected route's callback, `Answers` and options. Contradictory options are added to `problems`."""
     for callback in _callbacks():
         for answers in declarations_of(callback):
             if answers.declaration is not None:

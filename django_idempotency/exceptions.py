@@ -64,7 +64,7 @@ class LeaseLost(ClaimLost):
 
 
 class NotDecryptable(IdempotencyError):
-    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. Until one of them can, the work does not run."""
+    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until one of the keys can."""
 
 
 class NotResolvable(IdempotencyError):

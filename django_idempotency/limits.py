@@ -1,4 +1,4 @@
-"""Was an exception raised into the code from outside, as a time limit or a cancellation is?
+"""Did an exception come from outside the code, as time limits and cancellations do?
 
 Code that ignores errors, or takes an error to mean that a server doesn't answer, must let such an exception pass.
 Otherwise, the process would go on as if there were no limit.

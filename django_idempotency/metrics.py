@@ -6,8 +6,7 @@
 
             metrics.install()
 
-The counters count the events in their own process. `KeyCollector` reads its gauges from the database at each scrape,
-using indexes.
+Each process counts its own events. `KeyCollector` reads its gauges from the database at each scrape, using indexes.
 """
 
 from __future__ import annotations

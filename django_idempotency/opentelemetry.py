@@ -7,7 +7,7 @@
             opentelemetry.install()
 
 Each event of a key becomes an event of the current span and increments a counter. Neither contains a key, a scope or a
-body. The project's SDK decides where they are sent, and without one, nothing happens.
+body. The project's SDK decides where they are sent; without an SDK, nothing happens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`key_event` reports what happens to keys, for example to count events or send an alert.
+"""`key_event` reports what happens to keys, so that you can count events or send an alert.
 
-An event that belongs to one of the package's transactions is sent when that transaction has ended or, within an outer
-`atomic()` block, after the block's COMMIT. Receivers run in the request, so a slow receiver delays it; a receiver's
-error is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
+An event that belongs to one of the package's transactions is sent after that transaction has ended. Within an outer
+`atomic()` block, it is sent after the block's COMMIT. Receivers run in the request, so a slow receiver delays it; a
+receiver's error is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ key_event = Signal(use_caching=True)
         "unprotected": `ENABLED` is False or `observe` is True, and a request is about to run. Each retry runs, too.
         "error": the claim or the replay failed, for example because of the database, or because a response could not
             be decrypted. Nothing has run.
-        "claim_lost": a backend lost the claim of a running request: by eviction, in a failover, or after its lease. A
-            duplicate may have run in the meantime.
+        "claim_lost": a backend lost the claim of a running request: by eviction, in a failover, or because its lease
+            expired. A duplicate may have run in the meantime.
         "unstored": the backend did not store the result. The client got the response, and a retry may run again.
         "slow_call": a call ended after its attempt's lease had expired, so a retry could have made the same call in the
             meantime. Sent once for each operation and process.

@@ -82,8 +82,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     limited: set[str] = set()
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
-        # A cleanup leaves claims without a lease alone, so they are among the keys that expired first. Looking further
-        # would mean reading all the keys that are waiting for the next cleanup.
+        # A cleanup doesn't delete claims without a lease, so they are among the keys that expired first. Looking any
+        # further would mean reading all the keys that are waiting for the next cleanup.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:

@@ -80,7 +80,7 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """The steps in doubt, with any derived keys that the external service may know them by."""
+    """The steps in doubt, each with the derived key by which the called service may know it, if there is one."""
     return [(step.name, _derived(key.facts.row, step.name, step.kind, keyed=step.keyed)) for step in key.facts.doubts]
 
 
@@ -208,8 +208,9 @@ def decided(made: Decision) -> str:
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """A step that was in doubt at the time of a decision, as copied into the trail. The decision may have deleted the
-    step.
+    """A step that was in doubt when a decision was made, as the trail recorded it.
+
+    The decision may have deleted the step itself.
     """
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}

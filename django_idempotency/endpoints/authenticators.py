@@ -36,7 +36,7 @@ def authenticators_of(callback: Any, target: Any) -> list[Any]:
 
 
 def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
-    """Yield authenticators that check a JWT but return neither a model instance nor a token, and their user classes."""
+    """Yield each authenticator that checks a JWT but returns only a user who is in no table, with the user's class."""
     for authenticator in authenticators:
         check = getattr(authenticator, "authenticate", authenticator)
         if any(_is_library(value) for _, value in _named(check)):

@@ -157,7 +157,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method. For a view that declares none, yield one without a method."""
+    """Yield an `Answers` for each unsafe method. For a view that declares no methods, yield one without a method."""
     for candidate in unwrapped(callback):
         if (operations := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in operations)

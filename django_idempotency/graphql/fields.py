@@ -30,7 +30,7 @@ def mutate_once(
     scope: str | None = None,
     **options: Any,
 ) -> T:
-    """Run a mutation once for each combination of request key, position of the operation in a batch, and path.
+    """Run a mutation once for each combination of request key, position in a batch, and path of the mutation.
 
     As with `run_once`, the mutation is committed in a separate transaction, and a retry gets its stored result.
 

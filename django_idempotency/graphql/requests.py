@@ -27,8 +27,8 @@ def protect_mutations(
 ) -> Callable[..., Any]:
     """Return the library's view, protected so that a request with a mutation commits only once for each key.
 
-    The request runs in one transaction. If the response contains errors, its status becomes 500, what the resolvers
-    have done is rolled back, and a retry runs again.
+    The request runs in one transaction. If the response contains errors, its status becomes 500 and everything that the
+    resolvers have done is rolled back. A retry then runs again.
 
     Args:
         view: the library's synchronous view, such as `GraphQLView.as_view(schema=schema)`.

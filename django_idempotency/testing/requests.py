@@ -49,7 +49,7 @@ class Reply:
 
     @property
     def is_not_stored(self) -> bool:
-        """Whether the request was processed before, and its response was not stored.
+        """Whether the request was processed before, but its response was not stored.
 
         In a project's own error format, such a response looks like any other 409.
         """
