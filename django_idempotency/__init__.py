@@ -48,7 +48,7 @@ _HOMES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used: Django imports this file before it can import models."""
+        """Import a public name only when it is first used, because Django imports this file before models can load."""
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(import_module(home, __name__), name)

@@ -1,20 +1,40 @@
 """System checks report mistakes in settings, views and databases before the first request.
 
-A check's id always keeps the same meaning: E001 the IDEMPOTENCY setting, E002 unknown alias, E003 the key table is
-routed elsewhere, E004 no store for the database, E005 autocommit switched off, E006 a decorator above authentication,
-E007 options that contradict each other, E008 202 without the status page, E009 key tables that MariaDB or MySQL does
-not keep in InnoDB, E012 options under a name that nothing reads, E013 a separate schema for each tenant, but no SCOPE,
-E014 key tables that Citus does not commit together with the business write, E015 an invalid entry in BACKENDS,
-E017 a declaration that applies to none of its view's methods, W001 SQLite without
-IMMEDIATE transactions, W002 an isolation level other than READ COMMITTED, W004 a database whose times Django does not
-read as UTC, W006 the project's model tables that MariaDB or MySQL keeps in a storage engine without transactions, W007
-missing indexes or constraints on the key tables, W008 columns in the key tables whose collation treats two different
-strings as equal, W009 a leased view with a `ttl` so short that a gateway remembers its keys for longer, W010 a Redis
-server that evicts keys, W011 a Redis server without an append-only file, W012 keys in memory outside DEBUG, W013 a
-DynamoDB table without Time to Live, W014 protection switched off or paused, W015 a leased view without `operation`,
-W016 stored keys of an operation that no endpoint has, W017 recent rows that ENCRYPTION_KEYS cannot decrypt, W018 one
-operation of several views, W019 a backend that does not answer, W020 an authenticator whose users are in no table and
-who does not hand a JWT on, W021 a JWT that only the view's own code checks.
+A check's id always keeps the same meaning:
+
+E001 the IDEMPOTENCY setting
+E002 unknown alias
+E003 the key table is routed elsewhere
+E004 no store for the database
+E005 autocommit switched off
+E006 a decorator above authentication
+E007 options that contradict each other
+E008 202 without the status page
+E009 key tables that MariaDB or MySQL does not keep in InnoDB
+E012 options under a name that nothing reads
+E013 a separate schema for each tenant, but no SCOPE
+E014 key tables that Citus does not commit together with the business write
+E015 an invalid entry in BACKENDS
+E017 a declaration that applies to none of its view's methods
+W001 SQLite without IMMEDIATE transactions
+W002 an isolation level other than READ COMMITTED
+W004 a database whose times Django does not read as UTC
+W006 the project's model tables that MariaDB or MySQL keeps in a storage engine without transactions
+W007 missing indexes or constraints on the key tables
+W008 columns in the key tables whose collation treats two different strings as equal
+W009 a leased view with a `ttl` so short that a gateway remembers its keys for longer
+W010 a Redis server that evicts keys
+W011 a Redis server without an append-only file
+W012 keys in memory outside DEBUG
+W013 a DynamoDB table without Time to Live
+W014 protection switched off or paused
+W015 a leased view without `operation`
+W016 stored keys of an operation that no endpoint has
+W017 recent rows that ENCRYPTION_KEYS cannot decrypt
+W018 one operation of several views
+W019 a backend that does not answer
+W020 an authenticator that does not hand its JWT on, and whose users are in no table
+W021 a JWT that only the view's own code checks
 """
 
 from __future__ import annotations
@@ -47,7 +67,8 @@ TENANT_PACKAGES = frozenset({"django_pgschemas", "django_tenants", "tenant_schem
 
 
 VENDORS = frozenset({"postgresql", "mysql", "sqlite"})
-"""Django's names for the databases that may have a store. Which MySQL it is, only the server can tell."""
+"""Django's names for the databases that may have a store. For Django, TiDB is also "mysql": only the server can tell
+which one it is."""
 NEWEST = 20
 """How many of the newest rows W017 tries to decrypt."""
 
@@ -202,7 +223,7 @@ def check_urls() -> Iterator[CheckMessage]:
 
 
 def _check_callers() -> Iterator[CheckMessage]:
-    """Report authentication code whose callers will be refused, or become different callers after a token renewal."""
+    """Report authentication code whose callers will be refused, or count as new callers once a token is renewed."""
     refused: set[tuple[str, str, str]] = set()
     renewed: set[tuple[str, str]] = set()
     for callback, answers, options in _protected():
@@ -229,7 +250,7 @@ def _check_callers() -> Iterator[CheckMessage]:
 
 
 def _without_effect(protected: Sequence[tuple[Answers, Options]]) -> Iterator[str]:
-    """Describe each declaration whose methods include none that the view answers."""
+    """Describe each declaration that has no effect, because the view answers none of the methods that it protects."""
     answered: dict[str, set[str]] = {}
     declared: dict[str, set[str]] = {}
     for answers, options in protected:
@@ -248,7 +269,7 @@ def _without_effect(protected: Sequence[tuple[Answers, Options]]) -> Iterator[st
 
 
 def _declared_on(answers: Answers) -> str | None:
-    """Return the name of the view, class or handler that sets its own options, or None if it only inherits some."""
+    """Return the name of the view, class or handler that sets its own options, or None if it only inherits options."""
     declaration = cast(Declaration, answers.declaration)
     target = declaration.target
     if not isinstance(target, type) or declaration.layers[0] is not cast("Any", target).idempotency:
@@ -257,7 +278,7 @@ def _declared_on(answers: Answers) -> str | None:
 
 
 def _shared_operations(protected: Sequence[tuple[Answers, Options]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each `operation` that several views share, with the views' names. A view may have several routes."""
+    """Yield each `operation` that several views share, with their names. A view with several routes counts once."""
     views: dict[tuple[str, str], set[str]] = {}
     for answers, options in protected:
         if options.operation is not None and not answers.by_request:
@@ -287,7 +308,7 @@ def _misspelled(callback: Any) -> Iterator[str]:
     name = dotted_name(view_class)
     if hasattr(view_class, "idempotency_options"):
         yield f"{name} has the attribute idempotency_options, which has no effect. Name it idempotency."
-    # Without a viewset's actions, the handler is the verb's: `post`, even if it calls a method named `create`.
+    # Outside a viewset, the handler is named after the verb: `post`, even if that calls a method named `create`.
     verbs = view_class.http_method_names if getattr(callback, "actions", None) is None else None
     for action in getattr(view_class, "idempotency_actions", {}):
         if not hasattr(view_class, action):
@@ -297,13 +318,13 @@ def _misspelled(callback: Any) -> Iterator[str]:
 
 
 def _declared() -> tuple[list[tuple[Answers, Options]], set[str]]:
-    """Each protected route's answers and options, and the E007 messages about options that contradict each other."""
+    """Return each protected route's `Answers` and options, and the E007 messages about contradictory options."""
     problems: set[str] = set()
     return [(answers, options) for _, answers, options in _protected(problems)], problems
 
 
 def _protected(problems: set[str] | None = None) -> Iterator[tuple[Any, Answers, Options]]:
-    """Yield each protected route's callback, answers and options; add the options' contradictions to `problems`."""
+    """Yield each protected route's callback, `Answers` and options. Contradictory options are added to `problems`."""
     for callback in _callbacks():
         for answers in declarations_of(callback):
             if answers.declaration is not None:

@@ -44,7 +44,7 @@ class ExactTextField(_Exact, models.TextField):  # type: ignore[type-arg]
 
 
 class IndexWhereSet(models.Index):
-    """An index on the rows where `set_column` is set. There are few such rows: most keys have no error text.
+    """An index on the rows where `set_column` is set. There are few of them: most keys, for example, have no error.
 
     On MySQL and MariaDB, which have no partial indexes, this is a plain index on all rows. There,
     `models.Index(condition=…)` would print a warning.

@@ -20,7 +20,7 @@ REVISIONS = {
     "shards.py": 2,
     "tenant_databases.py": 2,
 }
-"""The files of this release's folder `docs`. Those of 0.4.0 named no revision."""
+"""The revision of each file in this release's `docs` folder. The files of 0.4.0 named no revision."""
 NAMED = re.compile(r"django-idempotency/([\w.]+), revision (\d+)")
 
 

@@ -2,7 +2,7 @@
 
 IdempotencyError
 ├── IdempotencyConfigurationError   a setup that cannot work (also ImproperlyConfigured and TypeError)
-├── ClaimLost                       the claimed row was gone when its result was to be stored
+├── ClaimLost                       the claimed row was gone before its result could be stored
 │   └── LeaseLost                   the lease expired and another worker took the key over (leased mode)
 ├── NotDecryptable                  what is stored for the key cannot be decrypted
 ├── NotResolvable                   the key cannot be resolved by hand now (leased mode)
@@ -59,12 +59,12 @@ class ClaimLost(IdempotencyError):
 class LeaseLost(ClaimLost):
     """This worker has lost the key: its lease expired and another worker took over, or a person resolved the key.
 
-    The step has committed nothing. Don't catch this exception: the package must answer the client.
+    The current step has committed nothing. Don't catch this exception: the package must answer the client.
     """
 
 
 class NotDecryptable(IdempotencyError):
-    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. Until one of them can, the work does not run."""
+    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until one of the keys can."""
 
 
 class NotResolvable(IdempotencyError):
@@ -110,12 +110,12 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    Either a call has no result and must not be repeated, because `on_abandoned` is "hold", or because it is
-    "retry-keyed" and the called service would not recognize a repeated call. Or the work ended its own transaction and
-    then failed. A person or `reconcile` must resolve the key.
+    Either a call has no result and must not be repeated, or the work ended its own transaction and then failed. A call
+    must not be repeated if `on_abandoned` is "hold", or if it is "retry-keyed" and the called service would not
+    recognize a repeated call. A person or `reconcile` must resolve the key.
 
-    Raise it in `reconcile` if the called service can't tell yet. Retries then get 409 `outcome-unknown`, nothing runs,
-    and no error is logged.
+    Raise this exception in `reconcile` if the called service can't tell yet. Retries then get 409 `outcome-unknown`,
+    nothing runs, and no error is logged.
     """
 
 

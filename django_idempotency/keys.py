@@ -94,9 +94,10 @@ def caller_scope(request: Any, *, configured: bool = False) -> str:
             inside a `scope` function.
 
     Raises:
-        PermissionDenied: the caller cannot be told apart from others: nothing identifies it, and `anonymous` is
-            "refuse", its `Authorization` header may change with each request, or only a token that nobody hands on
-            tells which issuer knows the user. Inside a `scope` function, the package itself answers 403.
+        PermissionDenied: the caller cannot be told apart from others. Either nothing identifies it and `anonymous` is
+            "refuse", or its `Authorization` header may change with each request, or the user's issuer is named only in
+            a token that the authentication code does not hand on. Inside a `scope` function, the package itself
+            answers 403.
         IdempotencyConfigurationError: the user, the token or `SCOPE` does not identify the caller.
     """
     from .engine.request import adapters  # settings.py may import this module before models are loaded

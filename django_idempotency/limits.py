@@ -1,7 +1,7 @@
-"""Was an exception raised into the code from outside, as a time limit or a cancellation is?
+"""Did an exception come from outside the code, as time limits and cancellations do?
 
-Code that ignores errors, or treats them as a server that doesn't answer, must let such an exception pass. Otherwise,
-the process would go on as if there were no limit.
+Code that ignores errors, or takes an error to mean that a server doesn't answer, must let such an exception pass.
+Otherwise, the process would go on as if there were no limit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ T = TypeVar("T")
 
 
 def is_limit(error: BaseException) -> bool:
-    """Whether no code below has raised this exception.
+    """Whether the exception came from outside, rather than from the code that was called.
 
-    This is certain for Ctrl-C, cancellations and everything else that isn't an `Exception`, and for a MemoryError. It
-    is also certain for an exception from a signal handler, such as Celery's for a soft time limit, because the
-    handler's frame is in the traceback. An `Exception` that another thread raises here with `PyThreadState_SetAsyncExc`
-    can't be recognized.
+    Ctrl-C, cancellations and everything else that isn't an `Exception` count as limits, and so does a MemoryError. An
+    exception from a signal handler, such as Celery's for a soft time limit, is recognized by the handler's frame in the
+    traceback. An `Exception` that another thread raises here with `PyThreadState_SetAsyncExc` can't be recognized.
     """
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
         return True
@@ -37,14 +36,14 @@ def limit_in(error: BaseException | None, handled: BaseException | None) -> Base
 
     Args:
         error: what the library raised. redis-py, for example, turns each TimeoutError into its own.
-        handled: `sys.exception()` from before the library was called. Whatever caused this exception is no longer
-            relevant.
+        handled: the value of `sys.exception()` from before the library was called. That exception and its causes are
+            ignored.
     """
     limit: BaseException | None = None
-    seen: list[BaseException] = []  # `raise … from` can tie a loop
+    seen: list[BaseException] = []  # `raise … from` can create a loop
     while error is not None and error is not handled and error not in seen:
         if is_limit(error):
-            limit = error  # the last match: urllib3's own error has the traceback of the limit that it caught
+            limit = error  # keep the last match: urllib3's own error has the traceback of the limit inside it
         seen.append(error)
         error = error.__context__ or error.__cause__
     return limit
@@ -53,17 +52,18 @@ def limit_in(error: BaseException | None, handled: BaseException | None) -> Base
 def _handlers() -> Iterator[CodeType]:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
-        handler = getattr(handler, "func", handler)  # of a partial
+        handler = getattr(handler, "func", handler)  # the function of a partial
         for function in (handler, vars(type(handler)).get("__call__")):
             if isinstance(code := getattr(function, "__code__", None), CodeType):
                 yield code
 
 
 def alone(lock: RLock, work: Callable[[], T], *, timeout: float = -1) -> T | None:
-    """Do the work while no other thread does, or return None if the lock isn't free in time.
+    """Do the work while holding the lock, or return None if the lock isn't free in time.
 
-    No limit leaves the lock held. One can strike just after `acquire()` has taken it and, in Python 3.14, just after
-    `with` has; every other thread would then wait for a lock that nobody releases.
+    The lock is released even if a limit strikes just after `acquire()` has taken it. `with` can't promise this: in
+    Python 3.14, a limit that strikes just after `with` has taken the lock leaves it held, and no other thread ever gets
+    it.
     """
     try:
         return work() if lock.acquire(timeout=timeout) else None

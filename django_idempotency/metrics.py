@@ -6,8 +6,7 @@
 
             metrics.install()
 
-The counters count the events in their own process. `KeyCollector` reads its gauges from the database at each scrape,
-using indexes.
+Each process counts its own events. `KeyCollector` reads its gauges from the database at each scrape, using indexes.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ OLDEST = {
     "in_flight": "the claim of the oldest key that a worker holds, or 0 without one",
     **dict.fromkeys(("in_doubt", "half_done", "stuck"), "the oldest of these keys began to wait, or 0 without one"),
 }
-"""What a person looks for is the age of the doubt, as the admin shows it. A claim can be much older."""
+"""For keys that need attention, the age counts from when they began to wait, which can be long after their claim."""
 GAUGES = {
     **{name: text for name, (_, text) in GAUGED.items()},
     **{f"oldest_{name}_seconds": f"Seconds since {since}." for name, since in OLDEST.items()},
@@ -123,7 +122,8 @@ class KeyCollector:
         """
         families, arrived = _families(), time.monotonic()
         aliases = self.using or (alias_for(None),)
-        # Otherwise, while a migration holds the table, each scrape would leave another session that waits for it.
+        # Only one scrape at a time runs queries. Otherwise, while a migration locks the table, each scrape would leave
+        # another session waiting for it.
         ask = partial(self._ask_since, arrived, aliases)
         asked = alone(self._one_at_a_time, ask, timeout=self.timeout * len(aliases))
         off = float(not get_settings().enabled or resolve().observe)
@@ -214,7 +214,7 @@ def _values(alias: str) -> dict[str, float]:
         ages = [transaction.seconds for transaction in running if transaction.seconds is not None]
         if ages or not running:
             values["oldest_atomic_in_flight_seconds"] = max(ages, default=0)
-    try:  # last, because an error in the project's query ends this transaction
+    try:  # read last, because an error in a query of the project's callable ends this transaction
         values["paused"] = float(get_settings().pauses())
     except Exception as error:
         if is_limit(error):

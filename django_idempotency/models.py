@@ -64,7 +64,7 @@ class IdempotencyKey(models.Model):
     effects = models.PositiveIntegerField(_("finished calls"), default=0, db_default=0, editable=False)
     attention_at = models.DateTimeField(_("needs attention since"), null=True, blank=True, editable=False)
     locked_until = models.DateTimeField(_("locked until"), null=True, blank=True)
-    # The host and process id of the last worker that claimed the key to do its work, such as "web-3:4711".
+    # The host and process id of the last worker that claimed the key to run the work, such as "web-3:4711".
     worker = models.CharField(_("worker"), max_length=100, null=True, blank=True)
     status_code = models.PositiveSmallIntegerField(_("status code"), null=True, blank=True)
     headers = models.TextField(_("headers"), null=True, blank=True)
@@ -94,8 +94,8 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["expires_at"], name="idempotency_expires_idx"),
             # Finds everything that belongs to one caller, so that it can be deleted.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
-            # On PostgreSQL, completing an atomic key changes no index, except the one on `resource_id` after
-            # `refer_to`.
+            # On PostgreSQL, completing an atomic key changes no index. The only exception is the index on
+            # `resource_id`, which changes after `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
             # Finds the failed keys (each has a `last_error`), starting with those that need attention, followed by the
             # others by age. There is only one index for both groups, because PostgreSQL must check the condition of
@@ -132,8 +132,8 @@ class IdempotencyKey(models.Model):
 class IdempotencyStep(models.Model):
     """A step of a leased operation: an external call, an external read or a local write.
 
-    The start of a call is committed before the call is made, and its result afterwards. Without `finished_at`, the call
-    is running or in doubt. A local write is committed together with its result.
+    The start of a call is committed before the call is made, and its result afterwards. A call without `finished_at` is
+    running or in doubt. A local write is committed together with its result.
     """
 
     class Kind(models.TextChoices):

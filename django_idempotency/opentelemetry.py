@@ -7,7 +7,7 @@
             opentelemetry.install()
 
 Each event of a key becomes an event of the current span and increments a counter. Neither contains a key, a scope or a
-body. The project's SDK decides where they are sent, and without one, nothing happens.
+body. The project's SDK decides where they are sent; without an SDK, nothing happens.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from .signals import key_event
 __all__ = ["install"]
 
 NAME = "django_idempotency"
-"""The instrumentation scope, and the `dispatch_uid` of the receiver: installed again, it doesn't count twice."""
+"""The name of the instrumentation scope. It is also the receiver's `dispatch_uid`, so that a second call of `install`
+does not count events twice."""
 
 
 def install(*, meter_provider: MeterProvider | None = None) -> None:
     """Record each event of a key. Call this once for each process.
 
     Args:
-        meter_provider: where the counters are; default: the global one.
+        meter_provider: the provider that the counters belong to; default: the global one.
     """
     meter = get_meter(NAME, meter_provider=meter_provider)
     outcomes = meter.create_counter("idempotency.key.outcomes", "{event}", "Outcomes of idempotency keys.")
@@ -54,7 +55,8 @@ def install(*, meter_provider: MeterProvider | None = None) -> None:
         told = {**of, **place, **about, "idempotency.reason": kwargs["reason"] or None}
         if (resource := kwargs["resource"]) is not None:
             told |= {"idempotency.resource.type": resource[0], "idempotency.resource.id": resource[1]}
-        # The current span may have ended, as after an `on_commit` of an outer transaction: it then ignores the event.
+        # The current span may already have ended, for example if the event waited for an outer transaction's COMMIT. It
+        # then ignores the event.
         get_current_span().add_event(f"idempotency.{event}", {k: v for k, v in told.items() if v is not None})
 
     key_event.connect(record, weak=False, dispatch_uid=NAME)

@@ -27,7 +27,7 @@ READ = 1024 * 1024
 """How many bytes of a response are compared."""
 MALFORMED = '"not closed'
 NOT_SENT = 2
-"""The exit status if the endpoint could not be asked. As for argparse, that of a wrong argument."""
+"""The exit status if the endpoint could not be asked. argparse uses the same status for a wrong argument."""
 FORM = "application/x-www-form-urlencoded"
 PLAN = """\
 This would send to {method} {url}, with the headers {headers}:
@@ -123,7 +123,7 @@ class Probe:
         )
 
     def send(self, key: str | None, body: bytes | None = None, before: Callable[[], object] | None = None) -> Answer:
-        """Send one request, after `before` has been called on the open connection."""
+        """Send one request. `before` is called as soon as the connection is open."""
         kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
         connection = kind(self.url.hostname or "", self.url.port, timeout=self.options.timeout)
         path = (self.url.path or "/") + (f"?{self.url.query}" if self.url.query else "")
@@ -146,7 +146,7 @@ def _compared(retry: Answer, first: Answer) -> str:
 
 
 def new_key() -> str:
-    """A UUID of version 7, which every rule for keys takes."""
+    """A UUID of version 7, which every rule for keys accepts."""
     milliseconds = time.time_ns() // 1_000_000
     return str(UUID(int=milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)))
 

@@ -1,8 +1,8 @@
-"""`key_event` reports what happens to keys, for example to count events or send an alert.
+"""`key_event` reports what happens to keys, so that you can count events or send an alert.
 
-An event that belongs to one of the package's transactions is sent when that transaction has ended or, within an outer
-`atomic()` block, after the block's COMMIT. Receivers run in the request, so a slow receiver delays it; a receiver's
-error is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
+An event that belongs to one of the package's transactions is sent after that transaction has ended. Within an outer
+`atomic()` block, it is sent after the block's COMMIT. Receivers run in the request, so a slow receiver delays it; a
+receiver's error is logged by `django.dispatch`, and the request continues. The sender is `IdempotencyKey`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ key_event = Signal(use_caching=True)
         "completed": the response is stored and will be replayed.
         "replayed": a retry got the stored response.
         "conflicted": a duplicate arrived while the first request was running.
-        "mismatched": a key came with another request than the first.
+        "mismatched": a key was sent again with a different request.
         "missing": a request without a key was refused with 400.
         "invalid": a request whose key cannot be used was refused with 400.
         "too_old": `late_keys="refuse"` refused a key that was unknown and too old.
         "replay_refused": a retry found a stored response, but `may_replay` refused to replay it.
         "busy": the store did not answer in time, or could not take a key. Nothing was done.
         "paused": `PAUSED` is on, and a request was refused before its key was read. Nothing has run.
-        "unprotected": `ENABLED` is False or `observe` is True, and a request is about to run. So does each retry.
+        "unprotected": `ENABLED` is False or `observe` is True, and a request is about to run. Each retry runs, too.
         "error": the claim or the replay failed, for example because of the database, or because a response could not
             be decrypted. Nothing has run.
-        "claim_lost": a backend lost the claim of a running request: by eviction, in a failover, or after its lease. A
-            duplicate may have run in the meantime.
+        "claim_lost": a backend lost the claim of a running request: by eviction, in a failover, or because its lease
+            expired. A duplicate may have run in the meantime.
         "unstored": the backend did not store the result. The client got the response, and a retry may run again.
-        "slow_call": a call ended after the lease of its attempt, so a retry could have made it again beside it. Sent
-            once for each operation and process.
+        "slow_call": a call ended after its attempt's lease had expired, so a retry could have made the same call in the
+            meantime. Sent once for each operation and process.
         "released": the run ended without a final result. The next retry runs, unless a call in doubt prevents it.
         "taken_over": a lease expired, and a new attempt has the key. Sent instead of "claimed".
         "held": the effects of a call or a write are unknown, and the request failed or was refused. A person or

@@ -59,8 +59,8 @@ class BoundedChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Keys:
         """Apply the search and the other filters, then the state filter.
 
-        Unless the keys are filtered by a state that has an index, a filter covers only the latest 100,000 keys.
-        A search covers all keys, because it uses indexes.
+        A filter covers only the latest 100,000 keys, unless it selects a state that has an index. A search covers all
+        keys, because it uses indexes.
         """
         keys = super().get_queryset(request, exclude_parameters)
         if self._by_index:

@@ -75,7 +75,7 @@ def _ticked(model_admin: Any, request: HttpRequest, queryset: Keys) -> Keys:
 def _settle(model_admin: Any, request: HttpRequest, decision: type[DecisionForm], rows: Keys) -> HttpResponse | None:
     """Show the form for a decision, preview the decision, or carry it out.
 
-    Returns the page to show, or None if a message already tells the person what was done or why nothing can be decided.
+    Return the page to show, or None if a message has told the person what was done or why nothing can be decided.
     """
     show(rows, model_admin, request, results=True)
     keys = [shown(row) for row in rows if model_admin.may_decide(request, row) and decision.fits(shown(row).facts)]

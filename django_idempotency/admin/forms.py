@@ -215,8 +215,8 @@ class RecordForm(DecisionForm):
         return record_outcome, (step, self.cleaned_data["value"]), done
 
     def _may_see(self, model: Any) -> bool:
-        """Whether the operator may see rows of this model. Otherwise the error messages would tell anyone which rows
-        exist.
+        """Whether the operator may see rows of this model. Without this check, the error messages would tell anyone
+        which rows exist.
         """
         return bool(self.user.has_perm(f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"))
 
@@ -282,4 +282,4 @@ class ReconcileForm(DecisionForm):
 
 
 DECISIONS: tuple[type[DecisionForm], ...] = (ReconcileForm, RecordForm, AnswerForm, ReleaseForm)
-"""In the order of their buttons, with the safe ones first."""
+"""The decisions in the order of their buttons, with the safe ones first."""

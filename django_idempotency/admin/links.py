@@ -31,7 +31,7 @@ ACCOUNT = re.compile(r"user:(\w+\.\w+):(.+)")
 TEXT_LENGTH = 24
 """How many characters of a caller or a resource the list shows."""
 AMOUNTS = ("amount", "total")
-"""The members of a step's result that name an amount, as gateways and carts call it."""
+"""The names that gateways and carts give to the amount in a step's result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Shown:
     """A key as an admin page shows it to the current user.
 
     Attributes:
-        secrets: whether this person may see responses, results and the key itself, which is a secret because an
+        secrets: whether this person may see responses, results and the key itself. The key is a secret, because an
             anonymous caller needs nothing else to get the stored response.
         caller, resource: HTML, with a link to the object's admin page if this person may see it.
     """

@@ -56,7 +56,7 @@ def _response(key: Shown) -> Any:
 
 
 def _others(keys: QuerySet[IdempotencyKey], row: IdempotencyKey) -> list[tuple[str, IdempotencyKey, str]]:
-    """Other keys that may belong to the same request, each listed once, with the reason and its creation time."""
+    """Other keys that may belong to the same request, each listed once, with the reason and the key's creation time."""
     reasons = (
         (gettext("The same request about the same resource was sent with another key:"), same_request(keys, row)),
         (gettext("The same caller sent the same request with another key:"), same_caller(keys, row)),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 NEEDING = tuple(state.name for state in ATTENTION)
 LISTED = 2_000
-"""The maximum number of keys that the list shows, and that each number above it counts. A search also finds older keys.
-"""
+"""The maximum number of keys that the list shows. Each number above the list also stops counting there. A search also
+finds older keys."""
 FILTERED = 100_000
 """The number of newest keys that a filter reads. Without a limit, a search for a rare value could read the whole
 table."""
@@ -49,9 +49,10 @@ SCANS = (
     (LIVE, "locked_until", ("in_flight",)),
     (FAILED_ONLY, "created_at", ("failed",)),
 )
-"""For each index: the condition of its rows, its column, and the states that are found in it. A row's state is
-determined after the row has been read, because a query with a condition on the row's counts would read on until it had
-found enough rows.
+"""For each index: the condition of its rows, its column, and the states that are found in it.
+
+A row's state is determined in Python, because a query with a condition on `unknown` and `effects` would read on until
+it had found enough rows.
 """
 
 
@@ -81,8 +82,8 @@ def _in_states(keys: Keys, most: int) -> Iterator[tuple[str, list[int], bool]]:
     limited: set[str] = set()
     needed = ("pk", "status", "locked_until", "unknown", "effects", "now")
     for condition, column, names in SCANS:
-        # A cleanup leaves claims without a lease alone, so they are among the keys that expired first. Looking further
-        # would mean reading all the keys that are waiting for the next cleanup.
+        # A cleanup doesn't delete claims without a lease, so they are among the keys that expired first. Looking any
+        # further would mean reading all the keys that are waiting for the next cleanup.
         chosen = keys.filter(pk__in=_first_due(keys.db)) if column == "expires_at" else keys
         rows = chosen.filter(condition).annotate(now=Clock()).order_by(column).values_list(*needed, named=True)[:most]
         for row in rows:

@@ -76,7 +76,7 @@ def uncertain(facts: Facts) -> str:
 
 
 def _missing(facts: Facts) -> str:
-    """Says what may be missing even though all started steps have finished.
+    """Say what may be missing even though all started steps have finished.
 
     The view might have gone on to start more steps.
     """
@@ -102,7 +102,7 @@ def without_decision(facts: Facts) -> str:
 
 
 def next_retry(facts: Facts) -> str:
-    if facts.expired:  # a claim checks this first, and then ignores everything that is stored
+    if facts.expired:  # a claim checks for expiry first, and then ignores everything that is stored
         return _(
             "Everything runs again, calls and writes included: the key has expired, so a request with it counts "
             'as new. Only an endpoint with late_keys="refuse" refuses it.'
@@ -158,7 +158,7 @@ def _after_doubt(facts: Facts) -> str:
 
 
 def to_do(facts: Facts) -> str:
-    """Says what to do. If the key was abandoned, first make sure that its worker is dead and not just slow."""
+    """Say what to do. For an abandoned key, the worker comes first: it must be dead and not just slow."""
     if facts.unreadable:
         return _(
             "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "

@@ -80,13 +80,13 @@ def _derived(row: IdempotencyKey, step: str, kind: str, *, keyed: bool | None) -
 
 
 def doubts_of(key: Shown) -> list[tuple[str, SafeString | str]]:
-    """The steps in doubt, with any derived keys that the external service may know them by."""
+    """The steps in doubt, each with the derived key by which the called service may know it, if there is one."""
     return [(step.name, _derived(key.facts.row, step.name, step.kind, keyed=step.keyed)) for step in key.facts.doubts]
 
 
 def sent_keys(facts: Facts) -> list[str]:
-    """The derived keys of the calls, to compare with the gateway's records, but only if the view requested the key
-    before every start of the call.
+    """The derived keys of the calls, to compare with the gateway's records. Only calls whose key the view requested
+    before every start are included.
     """
     row, namespace = facts.row, get_settings().namespace
     identity = identify(scope=row.scope, operation=row.operation, key=row.key, stored=True)
@@ -187,7 +187,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
             "",
             (_("reason"), encodable(made.reason)),
             *((_("in doubt then"), _past_doubt(key.facts.row, step)) for step in made.steps),
-            # A replaced result is still sealed if its encryption key was missing when it was replaced.
+            # A replaced result is still sealed if no encryption key could decrypt it when it was replaced.
             (_("replaced result"), _result(key, made.replaced, made.detail) if made.replaced else ""),
         )
 
@@ -208,8 +208,9 @@ def decided(made: Decision) -> str:
 
 
 def _past_doubt(row: IdempotencyKey, step: dict[str, Any]) -> SafeString:
-    """A step that was in doubt at the time of a decision, as copied into the trail. The decision may have deleted the
-    step.
+    """A step that was in doubt when a decision was made, as the trail recorded it.
+
+    The decision may have deleted the step itself.
     """
     started = moment(datetime.fromisoformat(step["started_at"]))
     values = {"name": encodable(step["name"]), **_kind(step["kind"], step["attempt"]), "time": started}

@@ -44,7 +44,7 @@ class DynamoDBBackend(KeyValueBackend):
         self.client.meta.events.register_first("needs-retry.dynamodb", self._let_limits_through)
 
     def _let_limits_through(self, caught_exception: BaseException | None = None, **about: Any) -> None:
-        """Raise a limit that botocore has caught. Otherwise, it would wrap the limit in its own error and try again."""
+        """Raise a limit that botocore has caught. Otherwise, botocore would wrap it in its own error and try again."""
         if (limit := limit_in(caught_exception, getattr(self._before, "handled", None))) is not None:
             raise limit
 

@@ -32,8 +32,9 @@ return current
 """
 """An empty string stands for an absent value here, because no stored value is empty.
 
-A swap whose answer was lost finds its own value, and writes it again: Redis 8's WAIT only waits for what its own
-connection has written, so on a new connection it would confirm at once a value that no replica has."""
+If the answer to a swap is lost, the second try finds the value that the first one wrote, and writes it again. Redis 8's
+WAIT only waits for what its own connection has written. Without that write, WAIT on a new connection would therefore
+confirm a value that no replica has."""
 TIMEOUT = 1.0
 """How many seconds to wait for an answer, and again for the answer to a second try. redis-py's defaults are
 five seconds and more tries."""
@@ -62,7 +63,7 @@ class RedisBackend(KeyValueBackend):
 
     @cached_property
     def client(self) -> Any:
-        """The redis-py client. A cluster's client connects when it is created, so a swap may have to create it."""
+        """The redis-py client. A cluster's client connects when it is created; if that fails, a swap tries again."""
         client = self.connect()
         if self.replicas and isinstance(client, redis.RedisCluster):
             raise ValueError(
@@ -105,7 +106,7 @@ class RedisBackend(KeyValueBackend):
     def _swap(self, *command: Any) -> bytes | None:
         try:
             return self._sent(*command)
-        except RedisClusterException as error:  # redis-py's only error that is no RedisError
+        except RedisClusterException as error:  # redis-py's only error that isn't a RedisError
             raise redis.ConnectionError(str(error)) from error
 
     def _sent(self, *command: Any) -> bytes | None:
@@ -136,7 +137,7 @@ class RedisBackend(KeyValueBackend):
                 )
 
     def _servers(self) -> Iterator[tuple[str, Any]]:
-        """Yield each server that stores keys, with its name in a message: in a cluster, each primary has some."""
+        """Yield each server that stores keys, with a name for messages. In a cluster, each primary stores some keys."""
         client = self.client
         if not hasattr(client, "get_primaries"):
             yield "Redis", client

@@ -19,7 +19,7 @@ from ..engine.declare.wrappers import dotted_name, innermost, unwrapped
 JWT_LIBRARIES = frozenset({"authlib", "jose", "joserfc", "jwcrypto", "jwt"})
 """The packages with which projects check JSON Web Tokens."""
 HELPERS = 2
-"""How many calls deep the functions that an authenticator names are read."""
+"""How many levels of calls are followed from an authenticator into the functions that its code names."""
 
 
 def authenticators_of(callback: Any, target: Any) -> list[Any]:
@@ -36,7 +36,7 @@ def authenticators_of(callback: Any, target: Any) -> list[Any]:
 
 
 def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
-    """Yield authenticators that check a JWT but return neither a model instance nor a token, with their user class."""
+    """Yield each authenticator that checks a JWT but returns only a user who is in no table, with the user's class."""
     for authenticator in authenticators:
         check = getattr(authenticator, "authenticate", authenticator)
         if any(_is_library(value) for _, value in _named(check)):
@@ -44,7 +44,10 @@ def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def bare_token_checks(callback: Any) -> Iterator[str]:
-    """Yield each decorator, or the view, that decodes a JWT, unless the code of any of them mentions `user`."""
+    """Yield each decorator that decodes a JWT, and the view itself if it does.
+
+    Nothing is yielded if the code of the view or of any decorator mentions `user`.
+    """
     named = {level: dict(_named(level)) for level in unwrapped(callback) if isfunction(level)}
     if not any("user" in names for names in named.values()):
         for level, names in named.items():
@@ -53,7 +56,7 @@ def bare_token_checks(callback: Any) -> Iterator[str]:
 
 
 def _users(check: Callable[..., Any]) -> Iterator[Any]:
-    """Yield the classes that are returned without a token: a user, or the user of the REST framework's `tuple`."""
+    """Yield the user classes in the return annotation that have no token beside them: `User` or `tuple[User, None]`."""
     hint: Any = None
     with suppress(Exception):  # an annotation may name something that can't be resolved
         hint = get_type_hints(innermost(getattr(check, "__func__", check))).get("return")

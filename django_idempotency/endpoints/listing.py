@@ -34,8 +34,8 @@ SUFFIX = re.compile(r"\\\.\(\?P<\w+>|<drf_format_suffix")
 DECIDED = "decided for each request"
 """The note of an endpoint whose view overrides `get_idempotency_options()`."""
 ANY = "ANY"
-"""Stands for the methods of a view that declares none, as a function without `require_POST` and a class that answers in
-`dispatch`."""
+"""Stands for the methods of a view that declares none, such as a function without `require_POST` or a class that
+answers in `dispatch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ class Endpoint:
         method: for example "POST". "ANY" stands for an unprotected view that does not declare its methods.
         route: the same string as `request.resolver_match.route`.
         view: the dotted name of the function, or of the class and its action.
-        options: every option with its value. None if the endpoint is not protected, except that one with `observe` has
-            options: it stores keys, but runs each retry.
+        options: every option with its value, or None if the endpoint is not protected. An endpoint with `observe` also
+            has options, because it stores keys, although it runs each retry.
         note: why the endpoint is not protected, or another fact that the options do not show.
         own: False for views of Django, of Django Ninja and of this package, and for a route such as `orders.json`,
             which only adds a format to another route.
@@ -157,7 +157,7 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method. For a view that declares none, yield one without a method."""
+    """Yield an `Answers` for each unsafe method. For a view that declares no methods, yield one without a method."""
     for candidate in unwrapped(callback):
         if (operations := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in operations)
@@ -251,8 +251,8 @@ def _note(answers: Answers, options: Options | None) -> str:
     if options is not None and options.observe:
         return "only observed"
     if options is not None and answers.method is None:
-        # These methods get a note instead of rows: without `require_POST`, it is unknown whether the view answers these
-        # methods.
+        # The unprotected methods get a note instead of rows, because without `require_POST` it is unknown whether the
+        # view answers them.
         rest = sorted({verb.upper() for verb in VERBS} - {*options.methods})
         return f"{', '.join(rest)} not protected" if rest else ""
     return DECIDED if answers.by_request else ""

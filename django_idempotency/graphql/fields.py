@@ -30,15 +30,15 @@ def mutate_once(
     scope: str | None = None,
     **options: Any,
 ) -> T:
-    """Run a mutation once for the request's key, the position of its operation in a batch, and its path.
+    """Run a mutation once for each combination of request key, position in a batch, and path of the mutation.
 
-    The mutation is committed in a separate transaction, as by `run_once`; a retry gets its stored result.
+    As with `run_once`, the mutation is committed in a separate transaction, and a retry gets its stored result.
 
     Args:
         request: Django's request, whose view has `CountsEntries`.
-        info: the resolver's.
-        work: it returns JSON or a saved model instance.
-        arguments: what a retry must repeat.
+        info: the resolver's `info`.
+        work: a function that returns JSON or a saved model instance.
+        arguments: the mutation's arguments, which a retry must repeat.
         header: the request header that carries the key.
         scope: the caller; default: the project's `SCOPE` for a user who is logged in.
         options: those of `run_once`, such as `ttl`.
@@ -78,7 +78,10 @@ def _plain(value: Any) -> Any:
 
 
 class CountsEntries:
-    """Tell `mutate_once` the position of each operation in a batch. List it before the library's synchronous view."""
+    """Tells `mutate_once` the position of each operation in a batch.
+
+    List it before the library's synchronous view: `class ShopView(CountsEntries, GraphQLView)`.
+    """
 
     def execute_single(self, request: Any, **kwargs: Any) -> Any:  # strawberry
         _count(request)

@@ -1,7 +1,7 @@
 """How is a whole GraphQL request protected if it has a mutation?
 
-A request without protection has only operations that are known to be queries. Everything else needs a key: an operation
-that this package cannot find or read may be a mutation that the library runs.
+A request runs without protection only if all its operations are known to be queries. Every other request needs a key,
+because an operation that this package cannot find or read may be a mutation that the library runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 def protect_mutations(
     view: Callable[..., Any], *, persisted: Mapping[str, str] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """Return the library's view, in which a request with a mutation commits only once for each key.
+    """Return the library's view, protected so that a request with a mutation commits only once for each key.
 
-    The request runs in one transaction. A response with errors becomes a 500: it rolls back what the resolvers have
-    done, and a retry runs again.
+    The request runs in one transaction. If the response contains errors, its status becomes 500 and everything that the
+    resolvers have done is rolled back. A retry then runs again.
 
     Args:
         view: the library's synchronous view, such as `GraphQLView.as_view(schema=schema)`.
@@ -77,7 +77,7 @@ def _entries(request: HttpRequest) -> Iterator[Any]:
     if request.content_type not in FORMS:
         yield from _listed(json.loads(request.body))
         return
-    uploads = "operations" in request.POST  # of files
+    uploads = "operations" in request.POST  # file uploads
     if uploads:
         yield from _listed(json.loads(request.POST["operations"]))
     if not uploads or "query" in request.POST:

@@ -16,7 +16,7 @@ __all__ = ["Once"]
 class Once(FieldExtension):
     """Run a mutation once: `@strawberry.mutation(extensions=[Once(ttl=…)])`. The arguments are those of `mutate_once`.
 
-    The transaction commits what the resolver has done.
+    The transaction contains what the mutation's resolver does.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`idempotent_operation` for Django Ninja, which must be installed before this is imported."""
+"""`idempotent_operation` for Django Ninja, which must be installed before this module is imported."""
 
 from .operations import idempotent_operation
 

@@ -48,8 +48,8 @@ class RestFrameworkAdapter(Adapter):
             return super().handed_on(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
         if hasattr(request.auth, "is_authenticated"):
             return HandedOn(user=request.auth)
-        # Another authenticator can return the same string, in this view or in one with the same `operation`. There is
-        # no authenticator only if other code has set `request.auth`.
+        # The authenticator is named, because another one can return the same string: in this view, or in another view
+        # with the same `operation`. It is missing only if other code has set `request.auth`.
         authenticator = request.successful_authenticator
         named = "" if authenticator is None else name_among(request.authenticators, dotted_name, authenticator)
         return HandedOn(token=request.auth, authenticator=named)
@@ -113,7 +113,7 @@ class RestFrameworkAdapter(Adapter):
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
         if not own:
             if not getattr(response, "is_rendered", True):
-                response = self.response(call, response)  # one created by the project's ERROR_RESPONSE
+                response = self.response(call, response)  # created by the project's ERROR_RESPONSE
             if not hasattr(response, "data"):
                 response.data = _data_of(response)  # tests and middlewares read this
         settle(view_of(call), call.request, response)
@@ -127,7 +127,7 @@ class RestFrameworkAdapter(Adapter):
     def recovered(self, returned: Any, target: Any) -> HttpResponseBase:
         """Prepare a response to be rendered by the view's own JSON renderer, or by the framework's.
 
-        The format is always JSON, since no client is waiting for it, and `finalize_response` is not called.
+        The format is always JSON, because no client is waiting for the response. `finalize_response` is not called.
         """
         if not isinstance(returned, Response) or returned.is_rendered:
             return returned  # type: ignore[no-any-return]
@@ -147,8 +147,8 @@ class RestFrameworkAdapter(Adapter):
 def _still_queried() -> Iterator[None]:
     """Let the renderer query databases whose ATOMIC_REQUESTS transactions are marked for rollback.
 
-    `set_rollback()` marks these transactions on all databases. Without protection, they have ended before the renderer
-    runs.
+    `set_rollback()` marks these transactions on all databases. In a view without protection, they have ended before the
+    renderer runs.
     """
     marked = [each for each in connections.all(initialized_only=True) if each.in_atomic_block and each.needs_rollback]
     for connection in marked:

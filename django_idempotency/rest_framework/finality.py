@@ -26,7 +26,7 @@ from ..engine.conf import get_settings
 FINAL = "_idempotency_final"
 """The attribute of Django's request that holds the final response, or the exception that the view must raise."""
 LEFT = "_idempotency_left"
-"""The attribute of Django's request that holds an exception to which the view responds after the package has ended."""
+"""The attribute of Django's request that holds an exception for the view itself to respond to. See `leave`."""
 _guards: WeakSet[Any] = WeakSet()
 
 
@@ -39,7 +39,7 @@ def settle(view: Any, request: Any, final: Any) -> None:
 def leave(view: Any, request: Any, error: Exception) -> None:
     """Let the view respond to an exception that ended the attempt, such as one from COMMIT.
 
-    Like every response to a request whose key was used, this response says that it is not a replay.
+    Every response to a request whose key was used says whether it is a replay. This response says that it is not.
     """
     guard(type(view))
     vars(request)[LEFT] = error

@@ -6,7 +6,7 @@ A project's own schema class must have `AutoSchema` as its first base class. Hea
 declares itself are left as they are.
 
 drf-spectacular's maintainer recommends a schema class in issue #804. An `OpenApiViewExtension` does not
-work for a method with `@extend_schema`, and a post-processing hook is not passed the view.
+work for a method with `@extend_schema`, and a post-processing hook does not receive the view.
 """
 
 from __future__ import annotations

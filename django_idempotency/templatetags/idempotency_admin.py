@@ -54,7 +54,10 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
 
 
 def _paused() -> bool:
-    """Whether `PAUSED` is on. A callable that fails is logged, and the requests that it fails say so themselves."""
+    """Return whether `PAUSED` is on.
+
+    If its callable fails, the error is logged and False is returned. Requests that fail with that error report it, too.
+    """
     conf = get_settings()
     if not callable(conf.paused):
         return conf.paused
@@ -68,7 +71,7 @@ def _paused() -> bool:
 
 
 def _styles() -> str:
-    """The address of our style sheet, or "" if the project has not collected it: Django's page works without it."""
+    """The address of our style sheet, or "" if it has not been collected. Django's page works without it."""
     try:
         return static("django_idempotency/admin.css")
     except ValueError:

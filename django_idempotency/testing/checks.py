@@ -27,7 +27,7 @@ class EndpointChecks:
         request: the request that is sent under new keys.
         creates: a model, manager, queryset or function that counts what the endpoint creates.
         alias: the database alias of the endpoint's keys. A model is also counted there.
-        in_header: whether the key is sent in the package's header, so that the key table must have a row with it.
+        in_header: whether the key is sent in the package's header. If so, the key table must have a row with this key.
         in_table: whether the keys have rows in the key table; False if the endpoint has a backend.
     """
 

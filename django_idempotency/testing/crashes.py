@@ -207,7 +207,7 @@ class CrashChecks:
         in_doubt = IdempotencyStep.objects.using(self.checks.alias).filter(**own, finished_at=None)
         held = in_doubt.exclude(key__policy=Policy.RETRY).exclude(key__policy=Policy.RETRY_KEYED, keyed=True).exists()
         if held and not retried.used and retry.status >= 400:
-            return  # a call in doubt that must not be repeated holds its key
+            return  # as it should be: the call in doubt must not be repeated, so its key is held
         evidence = [f"Undisturbed: {self.undisturbed}", f"Retry: {retry}", told.format(_named(retried.ran))]
         for headline, advice in self._wrong(stopped, retried, retry, created):
             raise self.checks.failure(f"stopped {where}, {headline}", *evidence, advice)

@@ -36,7 +36,7 @@ class Reply:
     def is_conflict(self) -> bool:
         """Whether the response means that the first request is still running.
 
-        It is then 409, 429, or 202 with the state of that request as JSON.
+        Its status is then 409 or 429, or 202 with the first request's state as JSON.
         """
         if self.status == 202 and "Retry-After" in self.response.headers:
             return str(self._json_field("status")) in IdempotencyKey.Status.values
@@ -49,9 +49,9 @@ class Reply:
 
     @property
     def is_not_stored(self) -> bool:
-        """Whether the request was processed before, and its response was not stored.
+        """Whether the request was processed before, but its response was not stored.
 
-        In a project's own error format, that looks like any other 409.
+        In a project's own error format, such a response looks like any other 409.
         """
         code = self._json_field("code")
         in_own_format = get_settings().error_response is not None and not self.is_mismatch
@@ -151,8 +151,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
     """Copy a Django client with its cookies. Other clients are returned as they are.
 
     A retry must send the same cookies as the first request, because a real client that retries has received neither the
-    first response nor its cookies. With `raises=False`, the copy does not raise the exceptions of views: it would also
-    raise those of views that run in other threads.
+    first response nor its cookies. With `raises=False`, the copy does not raise the exceptions of views, because it
+    would also raise those of views that run in other threads.
     """
     if not isinstance(client, Client):
         return client
