@@ -59,9 +59,9 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     example with ATOMIC_REQUESTS. If it raises an exception, its writes are rolled back before the API's exception
     handlers build the response. That response is stored if it is final.
 
-    Put `idempotent_operation` below the route decorator, without arguments, with options as keyword arguments, or with
-    one `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication, throttling and parsing run
-    first, even before a replay.
+    Put `idempotent_operation` below the route decorator. You can use it without parentheses, or pass it options as
+    keyword arguments or a single `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication,
+    throttling and parsing run first, even before a replay.
 
     Raises:
         IdempotencyConfigurationError: the operation cannot be protected. Raised when it is decorated or routed, or else

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import shlex
+import signal
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 from django.db.models import F
 from django.urls import path
 
 from django_idempotency import idempotent
 from django_idempotency.models import IdempotencyKey
 from django_idempotency.testing import create_key, scope_of_user
-from tests.acceptance.pages import ROOT
+from tests.acceptance.pages import samples
+from tests.backends import free_port
 from tests.factories import UserFactory
 from tests.views import creates
 
-PAGE = (ROOT / "docs/commands.md").read_text()
-COMMAND = re.compile(r"(?m)^ {4,7}\$ python manage\.py (.*)\n((?: {4,7}(?!<!).*\n)+)")
-SHOWN = dict(re.findall(COMMAND, PAGE))
-ELSEWHERE = ("idempotency_metrics", "check")
-"""A server, and Django's own command for a project without this shop's mistakes."""
+SHOWN = samples("docs/commands.md")
+SERVER, CHECK = "idempotency_metrics", "check "
+"""A server, which a signal has to end, and Django's own command, which `test_new_project.py` types."""
 
 
 def not_yet(operation: Any) -> None:
@@ -73,16 +75,16 @@ def compare(shown: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
             call_command(*shlex.split(command.replace("--id 2 ", f"--id {pk} ")))
         except CommandError as raised:
             error = f"CommandError: {raised}\n"
-        assert told(capsys.readouterr().out + error) == told(re.sub(r"(?m)^ {4,7}", "", text)), command
+        assert told(capsys.readouterr().out + error) == told(text), command
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("_shop")
 def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
     """In the order of the page, and other pages show the same."""
-    shown = {command: text for command, text in SHOWN.items() if not command.startswith(ELSEWHERE)}
+    shown = {command: text for command, text in SHOWN.items() if not command.startswith((SERVER, CHECK))}
     assert len(shown) == 6
-    elsewhere = dict(re.findall(COMMAND, (ROOT / "docs/privacy.md").read_text()))
+    elsewhere = samples("docs/privacy.md")
     assert elsewhere == {command: shown[command] for command in elsewhere}
     compare(shown, capsys)
 
@@ -92,6 +94,27 @@ def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(("page", "number"), [("docs/runbook.md", 4), ("docs/incidents.md", 1)])
 def test_a_runbook_shows_what_its_commands_print(page: str, number: int, capsys: pytest.CaptureFixture[str]) -> None:
     """What a person sees who follows its steps."""
-    shown = dict(re.findall(COMMAND, (ROOT / page).read_text()))
+    shown = samples(page)
     assert len(shown) == number
     compare(shown, capsys)
+
+
+class Stopping(io.StringIO):
+    """The output of a server, which gets the signal of a supervisor as soon as it has said anything."""
+
+    def write(self, text: str) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("page", ["docs/commands.md", "docs/monitoring.md"])
+def test_a_page_shows_what_the_server_of_the_metrics_prints(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host that the page names, and on another port than the default, which may be in use on this machine."""
+    pytest.importorskip("prometheus_client")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    ((command, text),) = [(command, text) for command, text in samples(page).items() if command.startswith(SERVER)]
+    default = load_command_class("django_idempotency", SERVER).create_parser("manage.py", SERVER).get_default("port")
+    port, out = free_port(), Stopping()
+    call_command(*shlex.split(command), "--port", str(port), stdout=out)
+    assert out.getvalue() == text.replace(f":{default}/", f":{port}/")

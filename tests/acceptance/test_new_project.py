@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pages import ROOT, blocks
+from tests.acceptance.pages import ROOT, blocks, samples
 
 MIGRATE_ZERO = "python manage.py migrate django_idempotency zero"
 FORGET_TYPES = "python manage.py remove_stale_contenttypes --include-stale-apps"
@@ -51,9 +51,14 @@ def _run(command: str, folder: Path) -> str:
 
 
 def test_a_new_project_has_nothing_to_mend(project: Path) -> None:
-    """The README's lines end each warning of `startproject`'s SQLite, also those about the table."""
+    """The README's lines end each warning of `startproject`'s SQLite, also those about the table.
+
+    docs/commands.md shows what Django then prints.
+    """
     _run("python manage.py migrate --verbosity 0", project)
-    _run("python manage.py check --fail-level WARNING --database default", project)
+    ((command, text),) = [one for one in samples("docs/commands.md").items() if one[0].startswith("check ")]
+    assert command == "check --fail-level WARNING --database default"
+    assert _run(f"python manage.py {command}", project) == text
 
 
 def test_the_package_is_removed_as_the_page_says(project: Path) -> None:

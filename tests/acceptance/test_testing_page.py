@@ -3,15 +3,22 @@
 import re
 import shlex
 import sys
+import threading
 from inspect import signature
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.http import JsonResponse
 from django.urls import clear_url_caches, path
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
+from pytest_django.live_server_helper import LiveServer
 
+from django_idempotency import idempotent, probe
+from django_idempotency.signals import key_event
 from django_idempotency.testing import assert_idempotent, create_key
 from tests.acceptance.pages import ROOT
+from tests.servers import DEADLINE
 from tests.shopapp import models
 from tests.views import creates
 
@@ -90,6 +97,46 @@ def test_the_webhook_receiver_is_proved(run, serve, client, monkeypatch):
     with pytest.raises(AssertionError, match="POST /webhooks/: not protected"):
         prove.test_an_event_is_handled_once(client)
     clear_url_caches()
+
+
+PROBE = r"(?m)^ {4}\$ python -m django_idempotency\.probe (.*)\n((?: {4}.*\n|\n)+)"
+
+
+def test_the_probe_says_what_the_page_shows(capsys):
+    """Typed as the page has it: nothing is sent to that address."""
+    command, shown = re.search(PROBE, PAGE).groups()
+    assert probe.main(shlex.split(command)) == 0
+    assert capsys.readouterr().out.rstrip() == re.sub(r"(?m)^ {4}", "", shown).rstrip()
+
+
+@pytest.mark.only_on("postgresql", "mysql")
+@pytest.mark.django_db(transaction=True)
+def test_the_probe_prints_the_rows_of_the_page(serve, capsys):
+    """With `--run`, of an endpoint whose second order takes until its 19 duplicates have been refused."""
+    conflicts = threading.Semaphore(0)
+
+    def count(event, **others):
+        if event == "conflicted":
+            conflicts.release()
+
+    def wait(request, order):
+        if models.Order.objects.count() == 2:
+            for _ in range(19):
+                assert conflicts.acquire(timeout=DEADLINE)
+        return JsonResponse({"id": order.pk}, status=201)
+
+    serve(path("orders/", csrf_exempt(idempotent(creates(then=wait)))))
+    server = LiveServer("localhost")
+    key_event.connect(count)
+    try:
+        command = re.search(PROBE, PAGE)[1].replace("https://shop.example", server.url)
+        status = probe.main([*shlex.split(command), "--run"])
+    finally:
+        key_event.disconnect(count)
+        server.stop()
+    shown = re.search(r"prints a row for each:\n\n((?: {4}.*\n)+)", PAGE)[1]
+    assert capsys.readouterr().out == re.sub(r"(?m)^ {4}", "", shown)
+    assert (status, models.Order.objects.count()) == (0, 2)
 
 
 def test_every_argument_of_the_testing_tools_is_described():
