@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import chain
 from pathlib import Path
 from threading import Barrier
 from urllib.parse import SplitResult, urlsplit
@@ -214,6 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     url = urlsplit(options.url)
     if url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc:
         parser.error(f"{options.url!r} is not an address: write https://host/path, and pass logins by --header.")
+    for text in (options.url, options.method, options.content_type, options.key_header, *chain(*options.header)):
+        if not (text.isascii() and text.isprintable()):
+            parser.error(f"{text!r} can't be sent: an address and a header have printable ASCII characters only.")
     if options.other_data is None:
         options.other_data = another_body(options.data, options.content_type)
     if options.other_data in (None, options.data):

@@ -138,7 +138,7 @@ def unprotected(operation: str, why: str) -> None:
 
 
 def report_purged(cleanup: Any, using: str) -> None:
-    """Log the result of a cleanup, and send it as a signal. This never raises an exception."""
+    """Log the result of a cleanup, and send it as a signal. Only a limit is raised, as by `report`."""
     names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."

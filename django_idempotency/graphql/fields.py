@@ -32,7 +32,7 @@ def mutate_once(
 ) -> T:
     """Run a mutation once for each combination of request key, position in a batch, and path of the mutation.
 
-    As with `run_once`, the mutation is committed in a separate transaction, and a retry gets its stored result.
+    As with `run_once`, the mutation runs in a transaction, or in a savepoint, and a retry gets its stored result.
 
     Args:
         request: Django's request, whose view has `CountsEntries`.

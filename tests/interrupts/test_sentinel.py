@@ -49,6 +49,10 @@ class Watched:
     replicas: list[subprocess.Popen[bytes]]
     ports: str
 
+    def signal_replicas(self, number: signal.Signals) -> None:
+        for replica in self.replicas:
+            replica.send_signal(number)
+
     def at(self) -> Any:
         """The port of the server that all the sentinels call the primary, or None while they disagree."""
         told = set()
@@ -133,15 +137,12 @@ def test_a_failover_loses_no_key(watched: Watched, failure: signal.Signals, reco
         clients = [pool.submit(client) for _ in range(CLIENTS)]
         try:
             eventually("responses before the failure", lambda: len(answered) > BEFORE)
-            for replica in watched.replicas:
-                replica.send_signal(signal.SIGSTOP)
+            watched.signal_replicas(signal.SIGSTOP)
             eventually("refusals while no replica confirms", lambda: len(refused) > 2 * CLIENTS)
             watched.primary.send_signal(failure)
-            for replica in watched.replicas:
-                replica.send_signal(signal.SIGCONT)
+            watched.signal_replicas(signal.SIGCONT)
             eventually("another primary", lambda: watched.at() not in (None, first))
-            if failure == signal.SIGSTOP:
-                watched.primary.send_signal(signal.SIGCONT)
+            watched.primary.send_signal(signal.SIGCONT)  # nothing, if it has died
             since = len(answered)
             eventually("responses after the failure", lambda: len(answered) > since + BEFORE)
         finally:

@@ -74,6 +74,26 @@ def verdicts(printed: str) -> list[tuple[str, str]]:
     return [(line[:28].strip(), line.split()[-1]) for line in printed.splitlines()]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["http://localhost/größe"],
+        ["http://localhost/", "--header", "Authorization: Bearer …"],
+        ["http://localhost/", "--header", "X-Ünit: 1"],
+        ["http://localhost/", "--header", "X-One: 1\r\nX-Two: 2"],
+        ["http://localhost/", "--content-type", "application/json; charset=ü"],
+        ["http://localhost/", "--key-header", "Schlüssel"],
+        ["http://localhost/", "--method", "POST\n"],
+    ],
+)
+def test_what_http_cannot_carry_is_refused(written: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is sent. The exit status isn't that of an endpoint which is not idempotent."""
+    with pytest.raises(SystemExit) as ended:
+        main([*written, "--run"])
+    assert ended.value.code == 2
+    assert "printable ASCII characters" in capsys.readouterr().err
+
+
 def test_without_run_it_sends_nothing() -> None:
     """It says what it would send, and what that creates. No project has to be configured, and no secret is shown."""
     with broken(remembers=False) as server:

@@ -36,7 +36,7 @@ def option(default: Any, check: Check) -> Any:
 
 
 def setting(default: Any, check: Check, *, secret: bool = False) -> Any:
-    """Declare a setting. If it is secret, no error message shows its value."""
+    """Declare a setting. If it is secret, neither its `repr` nor an error about it shows its value."""
     return field(default=default, repr=not secret, metadata={"check": check})
 
 

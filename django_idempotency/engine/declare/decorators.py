@@ -50,8 +50,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
     writes and the response commit together, or not at all. Its code can run again, for example after a crash. With
     `lease`, each step commits on its own, and the promises are those of the steps.
 
-    Put it on a function view, a handler method, an `@action` method or an `@api_view` function: without arguments, with
-    options as keyword arguments, or with one `Idempotency` object. Django's `method_decorator` can apply it. It must be
+    Put it on a function view, a handler method, an `@action` method or an `@api_view` function. It takes no arguments,
+    options as keyword arguments, or one `Idempotency` object. Django's `method_decorator` can apply it. It must be
     below every decorator that checks the caller, such as `login_required`.
 
     Raises:

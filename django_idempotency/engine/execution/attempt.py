@@ -8,8 +8,8 @@ Projects use observe mode first, run their tests with `ENABLED=False`, and may a
 behaved differently without protection, all of that would seem to work, and the first protected charge would fail after
 the money had moved. Step names, conversions, `results`, and the errors raised before a call are therefore the same
 everywhere. There is one difference: if protection is on, a result that can't be stored raises an error once the call
-has returned. Without protection, the view gets the result unchanged, and the error is only logged: raising it would
-make the client retry, and the retry would charge again.
+has returned. Without protection, the view gets the result unchanged, and the error is only logged and issued as a
+warning: raising it would make the client retry, and the retry would charge again.
 """
 
 from __future__ import annotations

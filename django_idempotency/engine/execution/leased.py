@@ -82,8 +82,8 @@ class Leased(Runner):
             operation._begin(reconciling=True)
             ended = "released"
             try:
-                # If the last attempt was abandoned, or if a call is in doubt or its value is lost, the project's
-                # `reconcile` runs first. If it returns a final result, the work doesn't run.
+                # In a recovery, if the last attempt was abandoned, or if a call is in doubt or its value is lost, the
+                # project's `reconcile` runs first. If it returns a final result, the work doesn't run.
                 asks = request.known_only or claim.abandoned or claim.in_doubt or operation.lost
                 finished = (work.reconcile(operation) if asks else None) or _run(store, work, operation)
                 if finished.verdict is Verdict.KEEP and (why := left_behind(operation)):

@@ -47,7 +47,7 @@ class Work(ABC, Generic[T]):
         """Do the work; in atomic mode, it runs inside the claim's transaction. Only leased work can use steps.
 
         Raises:
-            Exception: whatever the work raises. The work's writes are rolled back.
+            Exception: whatever the work raises. What the work wrote is rolled back, except for finished steps.
         """
 
     def answer(self, error: Exception) -> Finished[T] | None:

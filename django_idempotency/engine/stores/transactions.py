@@ -144,7 +144,8 @@ class Transaction:
     def roll_back(self) -> None:
         """Undo what this transaction did, and restore the state that the connection had before.
 
-        Does nothing if the transaction has ended. If that state can't be restored, the connection is given up.
+        If the transaction has ended, only what Django has noted about it is removed. If that state can't be restored,
+        the connection is given up.
         """
         connection = self.connection
         replace_held_lock(connection)

@@ -20,8 +20,8 @@ class Command(IdempotencyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         named = (
-            "The old name, such as 'POST pay/'; default: each stored operation that no endpoint has. May be repeated. "
-            "Needed once the old route is back."
+            "The old name, such as 'POST pay/'; default: each name in the stored keys that no endpoint has now. May be "
+            "repeated. Needed once the old route is back."
         )
         parser.add_argument("--operation", action="append", metavar="NAME", help=named)
         parser.add_argument("--database", help="Database alias; default: the write alias.")

@@ -5,7 +5,8 @@ Verified data may be equal for two requests with different credentials, so a cli
 the same caller. Data that was merely sent may be forged, so it can only make two requests different: it never equals
 verified data, and is hashed together with all other credentials of the request.
 
-Each source of identity is one module. Frameworks and packages are recognized by the structure of their objects.
+Each source of identity is one module. Frameworks and packages are recognized by the names or the structure of their
+classes, so none of them is imported.
 """
 
 from .parts import HandedOn, acting_for
