@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 
 pytest.importorskip("rest_framework")
@@ -238,11 +237,6 @@ def failures(done: list[Retrying]) -> int:
     return sum(retrying.failures for retrying in done)
 
 
-def dsn() -> dict[str, Any]:
-    given = connection.settings_dict
-    return {"host": given["HOST"], "port": given["PORT"] or 5432, "user": given["USER"], "dbname": "postgres"}
-
-
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'worker-%' AND state <> 'idle'
 ORDER BY random() LIMIT 1
@@ -326,13 +320,16 @@ NEW_CONNECTIONS = {"SERVER_CONN_MAX_AGE": "0"}
 @contextmanager
 def setting(assignment: str) -> Iterator[None]:
     """A setting of every new connection to the test database."""
-    name = connection.ops.quote_name(connection.settings_dict["NAME"])
-    with psycopg.connect(**dsn(), autocommit=True) as database:
-        database.execute(f"ALTER DATABASE {name} SET {assignment}")
-        try:
-            yield
-        finally:
-            database.execute(f"ALTER DATABASE {name} RESET {assignment.partition(' ')[0]}")
+    name, database = connection.ops.quote_name(connection.settings_dict["NAME"]), connection.copy()
+    try:
+        with database.cursor() as cursor:
+            cursor.execute(f"ALTER DATABASE {name} SET {assignment}")
+            try:
+                yield
+            finally:
+                cursor.execute(f"ALTER DATABASE {name} RESET {assignment.partition(' ')[0]}")
+    finally:
+        database.close()
 
 
 @ON_POSTGRESQL
