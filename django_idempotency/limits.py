@@ -43,7 +43,7 @@ def limit_in(error: BaseException | None, handled: BaseException | None) -> Base
     seen: list[BaseException] = []  # `raise … from` can create a loop
     while error is not None and error is not handled and error not in seen:
         if is_limit(error):
-            limit = error  # keep the last match: urllib3's own error has the traceback of the limit inside it
+            limit = error  # keep the last match: urllib3's own error also has the limit's traceback
         seen.append(error)
         error = error.__context__ or error.__cause__
     return limit

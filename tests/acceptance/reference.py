@@ -346,8 +346,8 @@ def signals() -> str:
         by_level.setdefault(level, []).append(f"`{name}`")
     levels = "; ".join(f"{', '.join(names)} at {logging.getLevelName(level)}" for level, names in by_level.items())
     repeated = (
-        "Of `held`, only a run that fails and each process's first refused retry are ERROR; the others, and those "
-        "where `reconcile` does not know yet, are INFO."
+        "`held` is at ERROR only for a run that fails and for the first retry that each process refuses. Otherwise it "
+        "is at INFO, also where `reconcile` does not know yet."
     )
     return "\n".join([*lines, "", f"Log levels: {levels}; all others at INFO. {repeated}"])
 

@@ -97,7 +97,7 @@ def declaration_of(callable_: Any) -> Declaration | None:
 
 
 def with_verb(layers: tuple[Idempotency, ...], name: str) -> tuple[Idempotency, ...]:
-    """Return the layers, plus one for the HTTP method if the handler is named after one, such as `put`."""
+    """Return the layers, with one more if the handler is named after an HTTP method, such as `put`."""
     if name not in VERBS:
         return layers
     layer = for_methods(name.upper())

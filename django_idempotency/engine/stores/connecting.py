@@ -76,7 +76,7 @@ def replace_held_lock(connection: Any) -> None:
     """Replace the lock that Django takes before each query to find out whether threads share the connection.
 
     Like psycopg's lock, this one can be left held by an exception, and every later query would then wait for it. Other
-    threads hold the lock only for the moment that an addition takes.
+    threads hold the lock only for as long as an addition takes.
     """
     if connection._thread_sharing_lock.locked():
         connection._thread_sharing_lock = Lock()

@@ -93,7 +93,7 @@ class StoredStep(NamedTuple):
 class NotRepeatable(Exception):
     """A call in doubt must not be made again.
 
-    Either the new start or an earlier one has no derived key, or the first start was too long ago.
+    The new start has no derived key, an earlier start had none, or the first start was too long ago.
     """
 
 

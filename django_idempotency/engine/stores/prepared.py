@@ -101,7 +101,7 @@ def _parameters(text: str) -> list[str]:
 
 
 class Statement:
-    """A statement whose SQL text is sent until it has been prepared; after that, only its name and values are sent.
+    """A statement that is sent as SQL text until it has been prepared, and from then on as a name with values.
 
     Args:
         name: the name of the prepared statement, or "" for one that is always sent as text.

@@ -15,7 +15,7 @@ therefore sealed without a prefix. The headers and the body are always written b
 sealed, so is the body.
 
 # Note [Sealed text belongs to one row and one column]
-The cipher is AES-256-GCM. The associated data of each text identifies the place where the text is stored, so that it
+The cipher is AES-256-GCM. The associated data of each ciphertext identifies the place where it is stored, so that it
 can be decrypted only there. Otherwise, anyone who can write to the database could copy another user's response into
 their own row, and receive it on their next retry.
 

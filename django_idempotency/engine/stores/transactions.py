@@ -1,4 +1,4 @@
-"""Begins and ends transactions so that wherever an exception strikes, the connection loses no later work.
+"""Begins and ends transactions so that no exception, wherever it is raised, makes the connection lose later work.
 
 # Note [An exception at any moment]
 A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and the

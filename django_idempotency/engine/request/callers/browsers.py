@@ -1,4 +1,4 @@
-"""Which browser sent a request that carries no credential? Its CSRF secret or its session cookie tells."""
+"""Which browser sent a request that carries no credential? Its CSRF secret or its session cookie identifies it."""
 
 from __future__ import annotations
 
