@@ -46,9 +46,19 @@ def conditions() -> str:
         version = cursor.fetchone()[0]
     return (
         f"PostgreSQL {version} with its default settings and fsync. Django {get_version()} and Python "
-        f"{platform.python_version()}. Client, server and database share {os.cpu_count()} cores. The machine's "
-        f"load before the run was {os.getloadavg()[0]:.1f}."
+        f"{platform.python_version()}. Client, server and database share {os.cpu_count()} cores of {processor()}. The "
+        f"machine's load before the run was {os.getloadavg()[0]:.1f}."
     )
+
+
+def processor() -> str:
+    """Its name, as Linux tells it."""
+    try:
+        told = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else 'an unnamed processor'} ({platform.machine()})"
 
 
 def main() -> None:
