@@ -16,13 +16,12 @@ def answer(asked: requests.Measured, cleaned: list[cleanup.Figures]) -> str:
         f"**A first request** takes {first.ratio(bare):.2f} times as long as a view with one INSERT. If a round trip "
         f"to the database takes 0.5 ms, the factor is {far[first.name].ratio(bare_far):.2f}. The package adds two "
         "statements but no round trips.",
-        f"**The floor** is the same messages to the database, with everything hard-coded. A first request takes "
-        f"{first.ratio(floor):.2f} times as long as the floor's, and a replay {replay.ratio(floor_replay):.2f} times: "
-        "that is what options, callers, comparisons and guards cost.",
+        f"**Beside the same messages, hard-coded**, a first request takes {first.ratio(floor):.2f} times as long, and "
+        f"a replay {replay.ratio(floor_replay):.2f} times.",
         f"**A replay** takes {replay.ratio(bare):.2f} times as long as that view. With a round trip of 0.5 ms, the "
         f"factor is {far[replay.name].ratio(bare_far):.2f}. A replay needs two round trips and writes nothing.",
-        f"**The worker's CPU time** for a first request is {first.cpu_ratio(bare):.2f} times the CPU time for that "
-        f"view. For a replay, the factor is {replay.cpu_ratio(bare):.2f}.",
+        f"**The worker's CPU time** for a first request is {first.cpu_ratio(bare):.2f} times that view's, and for a "
+        f"replay {replay.cpu_ratio(bare):.2f} times.",
         f"**Leased mode** needs {leased.round_trips:.0f} round trips for a call and a write, and takes "
         f"{leased.ratio(bare):.1f} times as long as that view. Use it for calls that take a hundred "
         "milliseconds or more.",
