@@ -2,12 +2,12 @@
 # First contact: both commands of the README, word for word, out of the sdist alone, as people and machines of each kind.
 #   bash tests/extra/packaging/first_contact.sh [SITUATION …]   default: all, which takes about 20 minutes
 # Needs Debian, root, and the network. Root adds a user for as long as the script runs.
-# TESTS are the arguments of pytest. Without TESTS, pytest runs the tests that need programs, browsers and servers of the
-# machine. `TESTS=` runs all tests.
+# TESTS are the arguments of pytest. Without TESTS, pytest runs the first example in a new project, the tutorial, an
+# upgrade, and the tests that need programs, browsers and servers of the machine. `TESTS=` runs all tests.
 set -uo pipefail
 cd "$(dirname "$0")/../../.."
 [ "$(id -u)" = 0 ] || { echo "needs root, to add a user" >&2; exit 2; }
-read -ra tests <<<"${TESTS-tests/unit tests/browser tests/databases/clusters tests/extra/interop tests/frameworks/jobs tests/extra/packaging tests/interrupts/test_bursts.py}"
+read -ra tests <<<"${TESTS-tests/unit tests/acceptance/test_new_project.py tests/acceptance/test_tutorial.py tests/databases/stores/test_upgrade.py tests/browser tests/databases/clusters tests/extra/interop tests/frameworks/jobs tests/extra/packaging tests/interrupts/test_bursts.py}"
 folder=$(mktemp -d)
 guest=idempotency-guest
 useradd --create-home --home-dir "$folder/guest" --shell /bin/bash "$guest" || exit 2
@@ -61,16 +61,25 @@ newest() {
   situation newest "$guest" "$folder/guest" "$found:$plain"
 }
 
+# No compiler: the machine's programs without those that build.
+bare() {
+  mkdir "$folder/bare"
+  ln -s /usr/bin/* /bin/* "$folder/bare" 2>/dev/null # of two that have one name, the first
+  rm -f "$folder/bare"/{cc,c++,c89,c99,ld,as,make,*gcc*,*g++*,*clang*,*cpp*}
+  situation bare "$guest" "$folder/guest" "$folder/bare"
+}
+
 plain=/usr/local/bin:/usr/bin:/bin # without /usr/sbin, where nginx, haproxy and pgbouncer are
 make="python3 -m venv .venv"
 mkdir "$folder/empty"
-[ $# != 0 ] || set -- root debian user homeless newest
+[ $# != 0 ] || set -- root debian user homeless bare newest
 for name; do
   case $name in
     root) situation root root "$folder/empty" "$PATH" ;; # the python3 that comes first
     debian) situation debian root "$folder/empty" "/usr/sbin:$plain" ;; # Debian's own
     user) situation user "$guest" "$folder/guest" "$plain" ;;
     homeless) situation homeless "$guest" "$folder/absent" "$plain" ;; # as in many containers
+    bare) bare ;;
     newest) newest ;;
     *) echo "no such situation: $name" >&2 && exit 2 ;;
   esac
