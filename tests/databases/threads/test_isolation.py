@@ -18,12 +18,15 @@ from django_idempotency.models import IdempotencyKey
 from tests.shopapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.only_on("postgresql")]
-LEVELS = {"READ COMMITTED": 2, "REPEATABLE READ": 3, "SERIALIZABLE": 4}
+LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
 
 @pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", LEVELS[request.param])
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel  # each driver numbers them in its own way
+
+    wanted = IsolationLevel[request.param.replace(" ", "_")]
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", wanted)
     return str(request.param)
 
 
