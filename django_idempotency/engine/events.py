@@ -39,8 +39,8 @@ UNDECIDED = "reconcile does not know yet"
 def _levels_of_held(*attempt: Any) -> Iterator[int]:
     """Return the log levels for one attempt's "held" events: ERROR for the first, INFO for the others.
 
-    The cache returns the same iterator for all of an attempt's events, so each process logs only one ERROR, however
-    often a client retries a held key.
+    All events of an attempt share one cached iterator, so each process logs a single ERROR, even if a client retries a
+    held key many times.
     """
     return chain([logging.ERROR], repeat(logging.INFO))
 
@@ -138,7 +138,7 @@ def unprotected(operation: str, why: str) -> None:
 
 
 def report_purged(cleanup: Any, using: str) -> None:
-    """Log the result of a cleanup, and send it as a signal. Only a limit is raised, as by `report`."""
+    """Log the result of a cleanup, and send it as a signal. Like `report`, this raises nothing but a limit."""
     names = ("deleted", "unstuck", "stuck", "in_doubt", "half_done")
     counts = {name: getattr(cleanup, name) for name in names}
     text = "Idempotency keys of %s: " + ", ".join("%d " + name.replace("_", " ") for name in names) + "."

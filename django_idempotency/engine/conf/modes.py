@@ -1,6 +1,6 @@
-"""Which modes are there, and which does an endpoint run in?
+"""Which modes exist, and in which mode does an endpoint run?
 
-A mode is a `Runner`, which `execution/runners.py` describes: one class in one module, registered here.
+Each mode is a subclass of `Runner` in a module of its own, registered here. See `execution/runners.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ they are imported when the first options are resolved."""
 
 
 class Mode(ABC):
-    """A mode: which values an endpoint's options can have in it, and where the endpoint's keys are stored.
+    """A mode determines which values an endpoint's options can have, and where the endpoint's keys are stored.
 
     Args:
         options: the endpoint's resolved options.
@@ -53,7 +53,7 @@ class Mode(ABC):
 
     @abstractmethod
     def alias(self) -> str | None:
-        """Return the alias of the database that keeps the keys, or None if no database does."""
+        """Return the alias of the database that keeps the keys, or None if they are not in a database."""
 
 
 def mode_of(backend: str | None, lease: Any) -> type[Mode]:

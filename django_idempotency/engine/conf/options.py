@@ -51,10 +51,10 @@ LEASED_TTL = timedelta(days=35)
 SHORT_TTL = timedelta(days=7)
 """A shorter `ttl` on a leased endpoint causes a warning, because outboxes and queues redeliver for days."""
 
-# Note [A key outlives the gateway's memory of it] The same key always leads to the same derived key. If a request with
-# that key runs again after `ttl`, and the gateway still remembers the derived key, then the gateway answers with the
-# first charge, and the view creates another order: one payment buys several orders. Gateways remember keys for anything
-# from a few hours to 30 days, and the default is longer; see docs/leased.md for the figures and their sources.
+# Note [A key outlives the gateway's memory of it] The same key always leads to the same derived key. Suppose that a
+# request with that key runs again after `ttl`, while the gateway still remembers the derived key. The gateway answers
+# with the first charge, but the view creates another order: one payment buys several orders. Gateways remember keys for
+# anything from a few hours to 30 days, and the default is longer; see docs/leased.md for the figures and their sources.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

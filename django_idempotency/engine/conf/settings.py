@@ -169,8 +169,9 @@ def resolve(*layers: Idempotency) -> Options:
 def place_of_keys(*layers: Idempotency) -> Mode:
     """Return the mode of layers that may be incomplete. Use it only to find out where the keys are stored.
 
-    A class may set an option that is valid only together with a handler's option, as when the class sets `on_abandoned`
-    and the handler sets `lease`. `resolve` would refuse the options of the class alone.
+    Some options of a class are valid only together with an option of its handler. For example, a class may set
+    `on_abandoned`, which needs the `lease` that its handler sets. `resolve` would refuse the options of the class
+    alone.
     """
     given = get_settings().options.given() | given_by(layers)
     place = Idempotency(backend=given.get("backend"), using=given.get("using"))

@@ -47,8 +47,8 @@ class IdempotencyMixin:
     transaction open. It can be `def` or, in plain Django, `async def`.
 
     List the mixin before the view class and after any access mixins, as in
-    `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. It wraps only the handler: access mixins run
-    first, even before a replay, as do the REST framework's authentication, permissions, throttles and content
+    `class OrderView(LoginRequiredMixin, IdempotencyMixin, CreateView)`. It wraps only the handler. Access mixins run
+    first, even before a replay, and so do the REST framework's authentication, permissions, throttles and content
     negotiation.
 
     Args:
@@ -108,9 +108,9 @@ class IdempotencyMixin:
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         view, parent = cast("Any", self), cast("Any", super())
         # Each request has its own view object, so all of its handlers can be replaced. The framework's dispatch()
-        # performs its checks before it calls a handler: usually the one for `request.method`, but code below the mixin
-        # may change the method, as with X-HTTP-Method-Override. The handlers are collected only once, because a
-        # `dispatch` above the mixin may retry, and call this method again.
+        # performs its checks before it calls a handler. This is usually the handler for `request.method`, but code
+        # below the mixin may change the method, as with X-HTTP-Method-Override. The handlers are collected only once,
+        # because a `dispatch` above the mixin may retry and call this method again.
         if (bare := vars(self).get(BARE)) is None:
             bare = vars(self)[BARE] = {
                 verb: handler
@@ -193,7 +193,7 @@ class IdempotencyMixin:
 
 
 def _ends_in_dispatch(base: type) -> bool:
-    """Return whether a view class of another package or of a project answers in its own `dispatch`, as adrf's views do.
+    """Return whether the class has a `dispatch` of its own that calls no other `dispatch`, as adrf's views do.
 
     The mixin's `dispatch` would then never be called, and each retry would run the handler again. If a function of the
     class mentions `dispatch`, it probably calls the next `dispatch` in the MRO.

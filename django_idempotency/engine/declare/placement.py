@@ -1,5 +1,5 @@
 """Is `idempotent` in the right place? It must be below all code that checks the caller, such as
-`login_required`. Otherwise a replay could reach the wrong caller, or one whose token has been revoked.
+`login_required`. Otherwise a replay could reach the wrong caller, or a caller with a revoked token.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _below(view: Any) -> str | None:
 
 
 def is_routed(view: Any) -> bool:
-    """Return whether Django Ninja or django-ninja-extra has made an operation of this function or of one it wraps.
+    """Return whether this function, or a function that it wraps, is an operation of Django Ninja or django-ninja-extra.
 
     The operation calls the function directly, so a decorator that is applied now would have no effect.
     """
@@ -125,7 +125,7 @@ def misplaced_dispatch(view_class: Any) -> str | None:
 
 
 def _checked_below(view_class: Any, classes: Sequence[type]) -> str | None:
-    """Return the name of the code that a decorated `dispatch` calls to check the caller, followed by advice.
+    """Find the code that checks the caller below a decorated `dispatch`, and return its name, followed by advice.
 
     Returns None if there is no such code.
 

@@ -86,7 +86,7 @@ def registered(operation: str) -> list[Declaration]:
 
 
 def declaration_of(callable_: Any) -> Declaration | None:
-    """Return the declaration of a callable, or of a function that it wraps; None if neither is protected."""
+    """Return the declaration of a callable or of a function that it wraps, or None if there is none."""
     for level in with_call(callable_):
         declaration: Declaration | None = getattr(level, MARK, None)
         if declaration is not None:

@@ -5,10 +5,10 @@ view's own code is not.
 
 # Note [The package recognizes a wrapper by its code object]
 `functools.wraps` copies the name of a function to its wrapper, so the wrapper's name does not say which decorator made
-it. But the wrapper keeps the global variables of the decorator's module, and its own code object, whose `co_qualname`
-begins with the decorator's name. Together, they identify the decorator. All wrappers made from middleware classes share
-one code object, and all wrappers made from context managers share another. Both kinds are named after the class of
-the middleware or context manager.
+it. But `wraps` doesn't change the wrapper's `__globals__` and `__code__`. `__globals__` contains the name of the
+decorator's module, and the `co_qualname` of `__code__` begins with the decorator's name. Together, they identify the
+decorator. All wrappers made from middleware classes share one code object, and all wrappers made from context managers
+share another. Both kinds are named after the class of the middleware or context manager.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def unwrapped(function: Any) -> Iterator[Any]:
 
 
 def with_call(function: Any) -> Iterator[Any]:
-    """Yield what `unwrapped` yields and then, because a view can be an object, the innermost object's `__call__`."""
+    """Yield what `unwrapped` yields, then the innermost object's `__call__`, because a view can be an object."""
     yield from unwrapped(function)
     # Ruff's B004 recommends `callable()`, but the method itself is needed.
     yield from unwrapped(getattr(type(innermost(function)), "__call__", None))  # noqa: B004
@@ -110,7 +110,7 @@ def unknown_wrapper(function: Any, *, below: bool = False) -> str | None:
 
 
 def _wrappers(level: Any) -> Iterator[Any]:
-    """Yield the callable if it is a wrapper; for a `method_decorator`, yield its decorators' wrappers instead."""
+    """Yield the callable if it is a wrapper. For `method_decorator`, yield the wrappers that its decorators make."""
     if isinstance(level, partial) or not hasattr(level, "__wrapped__"):
         return
     if _name(level) != "django.utils.decorators._multi_decorate":

@@ -168,7 +168,7 @@ class _Attempt:
         return claim
 
     def _refuse_own_key(self) -> None:
-        """Raise an error if the work that requests the key is part of the work that holds it."""
+        """Raise an error if this work runs inside other work that already holds the same key."""
         identity, database = self.request.identity, self.store.alias
         if not any(vars(block).get(IDENTITY) == identity for block in self.transaction.connection.atomic_blocks):
             return
@@ -251,7 +251,7 @@ class _Attempt:
     def failed(
         self, work: Work[T], error: Exception, finished: Finished[T] | None
     ) -> Completed | Refusal | Finished[T]:
-        """Return the outcome after an error. `finished` is the work's result, if it returned one."""
+        """Return the outcome after an error. `finished` is the work's result, or None if the work returned none."""
         if (winner := self.winner(error, running=finished is None)) is not None:
             return winner
         if finished is not None or (answered := self.answer(work, error)) is None:
@@ -281,8 +281,8 @@ class _Attempt:
         if code not in self.store.rolled_back:
             return None
         seen = self.store.look(self.request)
-        # While the work is running, a deadlock may involve other rows. If no duplicate has stored a result, none
-        # has won.
+        # While the work is running, a deadlock may involve other rows. A duplicate has won only if it has stored a
+        # result.
         return None if running and isinstance(seen, Conflicted) else seen
 
     def answer(self, work: Work[T], error: Exception) -> Finished[T] | None:

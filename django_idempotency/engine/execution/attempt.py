@@ -7,9 +7,9 @@ and nowhere for work that has no steps. See Note [One meaning].
 Projects use observe mode first, run their tests with `ENABLED=False`, and may allow requests without a key. If steps
 behaved differently without protection, all of that would seem to work, and the first protected charge would fail after
 the money had moved. Step names, conversions, `results`, and the errors raised before a call are therefore the same
-everywhere. There is one difference: if protection is on, a result that can't be stored raises an error once the call
-has returned. Without protection, the view gets the result unchanged, and the error is only logged and issued as a
-warning: raising it would make the client retry, and the retry would charge again.
+everywhere. There is one exception: a result that can't be stored. With protection, it raises an error once the call has
+returned. Without protection, the view gets the result unchanged, and the error is only logged and issued as a warning.
+Raising it would make the client retry, and the retry would charge again.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ def without_bridge_above(work: Callable[[], T]) -> T:
     """Do the work, and hide an outer `async_to_sync` call from asgiref meanwhile.
 
     Under WSGI, Django wraps such a call around every async view; under ASGI, only around async views below a sync
-    middleware. A task that the work starts can outlive the work, as the other tasks in an `asyncio.gather` do when one
-    of them fails. The next query of such a task would run in the outer call's thread, on the connection used for the
-    work, after its transaction had ended. The query would be committed separately, so if the work was rolled back, a
-    retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError` instead.
+    middleware. A task started by the work can outlive it: if one task in an `asyncio.gather` fails, the others keep
+    running. The next query of such a task would run in the outer call's thread, on the connection used for the work. By
+    then, the work's transaction would have ended. The query would be committed separately, so if the work was rolled
+    back, a retry would write the same data again. With the outer call hidden, that query raises a `RuntimeError`
+    instead.
     """
     bridges: Any = getattr(AsyncToSync, "executors", None)
     try:

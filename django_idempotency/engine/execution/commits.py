@@ -1,4 +1,7 @@
-"""How is one step of leased work committed? Alone, and, where that is safe, again on a new connection."""
+"""How is one step of leased work committed?
+
+It has a transaction of its own. If the connection fails, the step is committed on a new one, where that is safe.
+"""
 
 from __future__ import annotations
 

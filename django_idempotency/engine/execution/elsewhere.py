@@ -5,11 +5,10 @@ Nothing ties the work's effects to the claim or to the result, so the work runs 
 retry finds the result.
 
 # Note [Who holds the key]
-A swap has taken effect if the backend held either the value that the worker expected or the value that the worker
-wanted to store. Each value includes its attempt's random token, so repeating a swap whose answer was lost is harmless.
-If a worker's claim is gone and no other claim has replaced it, nothing is lost: the worker tries once more, this time
-expecting that no value exists. A worker that finds another token has been overtaken, and its client gets what a
-duplicate would get.
+A swap has taken effect if the backend held the expected value, or already held the new value. Each value includes its
+attempt's random token, so a swap can safely be repeated if its answer was lost. If a worker's claim is gone and no
+other claim has replaced it, nothing is lost: the worker tries once more, this time expecting that no value exists. If a
+worker finds another token, it has been overtaken: its client gets the same response as a duplicate.
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ class Elsewhere(Runner):
             if operation is None and not is_limit(error):
                 raise  # nothing was claimed
             try:
-                # If the work has ended, the limit struck while its result was being stored. This worker still has the
-                # result, and stores it again.
+                # If the work had already ended, the limit interrupted the storing of its result. This worker still has
+                # the result, and stores it again.
                 if finished is None:
                     key.release()
                 else:

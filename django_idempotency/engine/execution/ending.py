@@ -1,4 +1,4 @@
-"""May the work end with this answer, although its key has steps?"""
+"""May a key with steps be completed with this answer?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Kind = IdempotencyStep.Kind
 def may_end_with(operation: Operation, error: Exception) -> bool:
     """Whether the framework's response to this exception may be final.
 
-    The response must not be final if any step is in doubt, or if any call's value has been lost or hasn't reached the
-    work, because the exception may have come from that step or call. The same is true if a `write` raised the exception
-    after other steps had finished: a completed key would hide the effects of those steps.
+    The exception may have come from a step in doubt, or from a call with a value that was lost or hasn't reached the
+    work. If there is such a step or call, the response must not be final. The same is true if a `write` raised the
+    exception after other steps had finished: a completed key would hide the effects of those steps.
     """
     steps = operation._steps.values()
     raised = any(step.broke is error for step in steps) and any(step.finished for step in steps)
@@ -25,10 +25,13 @@ def left_behind(operation: Operation) -> str:
     """Return the reason why the work's answer must not complete the key, or an empty string if there is none.
 
     A key completed too early could leave a paying customer without an order. The key therefore stays open and visible
-    as long as a call's value is missing or hasn't reached the work, or it is unknown whether a step took effect. Once a
-    call has been made, there are two other cases in which the key stays open: the work caught the exception raised by a
-    failed `write`, or it did not request a step that an earlier attempt had finished. A stored `fetch` may be skipped,
-    because it only reads.
+    in these cases:
+
+    * It is unknown whether a step took effect.
+    * A call's value is missing, or hasn't reached the work.
+    * A call has been made, and the work caught the exception raised by a failed `write`.
+    * A call has been made, and the work did not request a step that an earlier attempt had finished. A stored `fetch`
+      may be skipped, because it only reads.
     """
     steps = operation._steps.values()
     doubts = ", ".join(operation.in_doubt)

@@ -1,4 +1,4 @@
-"""Leased mode: the claim is committed first, and then the work, step by step.
+"""Leased mode: the claim is committed first, then each step of the work.
 
 After a crash, the database still shows which steps were started and which have finished.
 """
@@ -82,8 +82,8 @@ class Leased(Runner):
             operation._begin(reconciling=True)
             ended = "released"
             try:
-                # In a recovery, if the last attempt was abandoned, or if a call is in doubt or its value is lost, the
-                # project's `reconcile` runs first. If it returns a final result, the work doesn't run.
+                # The project's `reconcile` runs first in a recovery, after an abandoned attempt, and if a call is in
+                # doubt or its value is lost. If it returns a final result, the work doesn't run.
                 asks = request.known_only or claim.abandoned or claim.in_doubt or operation.lost
                 finished = (work.reconcile(operation) if asks else None) or _run(store, work, operation)
                 if finished.verdict is Verdict.KEEP and (why := left_behind(operation)):
@@ -108,7 +108,7 @@ class Leased(Runner):
             if isinstance(error, OutcomeUnknown) and operation._reconciling:
                 return InDoubt(attempt=held.attempt, resource=about, undecided=describe(error))
             # Cancellations and failures to store the response are raised, too. A retry then completes the key without
-            # repeating finished steps. With a backend, a retry would repeat the work, which is why that mode sends the
+            # repeating finished steps. With a backend, a retry would repeat the work. That mode therefore sends the
             # response even if it could not be stored.
             raise
 
@@ -169,9 +169,9 @@ def _ended(store: Store, request: ClaimRequest, claim: Claimed, finished: Finish
         except ClaimLost:
             if not settled:
                 raise
-            # Either this worker no longer holds the key, or the row's count of unfinished steps includes one that this
-            # worker doesn't know about: the COMMIT that started the step succeeded, but its confirmation was lost.
-            # `fail` tells the two cases apart.
+            # Perhaps this worker no longer holds the key. Or perhaps the row counts an unfinished step that this worker
+            # doesn't know about, because the COMMIT of the step's start succeeded but its confirmation was lost. `fail`
+            # tells the two cases apart.
             finished = replace(finished, verdict=Verdict.ROLL_BACK, reason=UNKNOWN)
         else:
             return finished
@@ -203,8 +203,7 @@ def _run(store: Store, work: Work[T], operation: Operation) -> Finished[T]:
 def warned_about_changes(
     aliases: Iterable[str], text: str, run: Callable[[], T], *, excused: Callable[[str], bool] = lambda sql: False
 ) -> T:
-    """Run the work. With DEBUG on, warn about its statements that change data in these databases, because a retry would
-    repeat them.
+    """Run the work. With DEBUG on, warn if it changes data in these databases, because a retry would repeat the change.
 
     `text` is a format string into which the beginning of the statement is inserted.
     """

@@ -37,7 +37,7 @@ Only a request that is not protected has such a block: protected leased work run
 
 
 def standing_in(alias: str | None, work: Callable[[], T]) -> T:
-    """Do the work in the transaction that ATOMIC_REQUESTS would have opened. If `alias` is None, open none."""
+    """Do the work in the transaction that ATOMIC_REQUESTS would have opened. If `alias` is None, don't open one."""
     if alias is None:
         return work()
 

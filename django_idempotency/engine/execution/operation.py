@@ -1,6 +1,6 @@
 """The `Operation` handed to a view: one attempt at the view's work, with named steps.
 
-`attempt.py` says what its steps mean, and `steps.py` where they are stored.
+`attempt.py` says what its steps mean, and `steps.py` says where they are stored.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Operation(Attempt):
 
     @property
     def doubts(self) -> dict[str, CallInDoubt]:
-        """Maps each name in `in_doubt` to when the call was started, so that `reconcile` knows how long ago that was.
+        """Maps each name in `in_doubt` to the time when its call was started, so that `reconcile` knows its age.
 
         Each value has `started_at`, `age` and `keyed`.
         """
@@ -168,8 +168,8 @@ class Operation(Attempt):
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call another system, such as a payment gateway or a mail server.
 
-        The start of the call is committed, then `function` runs with no transaction open, and its result is committed.
-        A later attempt gets the stored result instead of calling again.
+        First, the start of the call is committed. Then `function` runs with no transaction open, and its result is
+        committed. A later attempt gets the stored result instead of calling again.
 
         If `function` raises an exception, for example on a timeout, the call may have taken effect and is therefore in
         doubt. The exception propagates. A clear refusal, such as a declined card, is a result: return it rather than
@@ -210,7 +210,7 @@ class Operation(Attempt):
     def fetch(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Read a value, such as an exchange rate, from another system without changing anything there.
 
-        The result is stored after the read, within your transaction if one is open, and later attempts get the stored
+        The result is stored after the read, within your transaction if one is open. Later attempts get the stored
         result. An interrupted fetch leaves nothing behind, and the retry repeats it. A key whose steps are all fetches
         is never in doubt or half done.
 

@@ -1,7 +1,8 @@
 """What makes two payloads of `run_once` equal? A redelivery has the same fingerprint as the first delivery.
 
-A task is often queued with the values of a form and delivered again with those of the database. Moments are therefore
-compared as instants, whatever their time zone, and numbers and Decimals by value.
+A task is often queued with values from a form. When it is delivered again, it may carry the same values as read from
+the database. Moments are therefore compared as instants, regardless of their time zone. Numbers and Decimals are
+compared by value.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _with_integers(value: Any) -> Any:
 
 
 def _by_value(value: Any) -> Any:
-    """Encode a value that JSON cannot represent in the one form that all equal values share."""
+    """Encode a value that JSON cannot represent. Equal values are encoded in the same way."""
     if isinstance(value, Decimal) and value.is_finite():
         return exact(str(value))
     if isinstance(value, datetime) and value.tzinfo is not None:
@@ -60,6 +61,6 @@ def _by_value(value: Any) -> Any:
 def _as_written(value: Any) -> Any:
     """Encode a value as it is. Keep a timestamp's microseconds, which Django's encoder truncates."""
     text = DjangoJSONEncoder().default(value)
-    # Django's encoder truncates microseconds to milliseconds. Only a time that loses digits this way is encoded with
-    # `isoformat()`, so that old fingerprints remain valid.
+    # Django's encoder truncates microseconds to milliseconds. `isoformat()` is used only if digits would be lost, so
+    # that old fingerprints remain valid.
     return value.isoformat() if isinstance(value, (datetime, time)) and value.microsecond % 1000 else text

@@ -37,9 +37,9 @@ def encode_step(value: Any) -> str:
 def encode(value: Any) -> str:
     """Encode a JSON value or a saved model instance for storage. Raises `ResultNotStorable` for anything else.
 
-    A limit that strikes meanwhile is raised unchanged. The type of any other error doesn't show whether the value
-    caused it, because a field may raise any exception. The value is therefore encoded once more: if this succeeds, the
-    value can be stored, and the first error is raised unchanged, too.
+    A limit that strikes meanwhile is raised unchanged. A field may raise any exception, so the type of any other error
+    doesn't show whether the value caused it. The value is therefore encoded once more. If this succeeds, the value can
+    be stored, and the first error is raised unchanged.
     """
     try:
         return _encode(value)

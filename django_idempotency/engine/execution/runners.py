@@ -1,7 +1,9 @@
-"""How does a piece of work run once? In the same way for views (even if only observed), for `run_once` and recoveries.
+"""How does a piece of work run once?
 
-A mode is a subclass of `Runner` in its own module, registered in `conf/modes.py`. The `options.runner` of an endpoint
-is an instance of this subclass.
+It runs in the same way for views (even if only observed), for `run_once` and for recoveries.
+
+A mode is a subclass of `Runner` in its own module, registered in `conf/modes.py`. An endpoint's `options.runner` is an
+instance of its mode.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class Runner(Mode):
         report(event, identify(scope="", operation=operation, key=""), self.alias(), backend=self.options.backend)
 
     def bare(self, work: Callable[[], T]) -> T:
-        """Run the work of `run_once` without protection, in the transaction that it would have with protection.
+        """Run the work of `run_once` without protection, but in a transaction if protected work would run in one.
 
         Raises:
             IdempotencyConfigurationError: a transaction is open in which protected work would be refused.
@@ -159,6 +161,6 @@ class Runner(Mode):
     def without_key(self, operation: str, derives_from: Identity | None) -> Operation:
         """Return the operation for work that runs without protection.
 
-        Its steps mean the same as the steps of protected work, but are not stored.
+        Its steps behave like those of protected work, but are not stored.
         """
         return Operation(None, journal=self.journal(operation), derives_from=derives_from)

@@ -128,7 +128,7 @@ class StepJournal:
         """Raise `IdempotencyConfigurationError` if this work has no steps."""
 
     def refuse_transactions(self, what: str) -> None:
-        """Raise `IdempotencyConfigurationError` if a transaction is open that protected work would not allow."""
+        """Raise `IdempotencyConfigurationError` if protected work could not run in the transaction that is open."""
 
     def renew(self) -> None:
         raise NotImplementedError
@@ -141,7 +141,7 @@ class StepJournal:
         raise NotImplementedError
 
     def finish_call(self, step: Step, text: str | None) -> BaseException | None:
-        """Commit a call's result, or that its value is lost. Return the limit that struck meanwhile, if any."""
+        """Commit a call's result. None means that its value is lost. Return the limit that struck meanwhile, if any."""
         return None
 
     def note_error(self, step: Step, error: str) -> None:
@@ -155,7 +155,7 @@ class StepJournal:
         raise NotImplementedError
 
     def hand_on(self, step: Step, value: Any, error: Exception) -> None:
-        """Raise the error about a result that cannot be stored, or put the result in `step.handed_on`."""
+        """Handle a result that can't be stored: raise the error, or put the result in `step.handed_on`."""
         raise NotImplementedError
 
     def tell_long_call(self, step: Step) -> None:

@@ -154,8 +154,8 @@ class TableJournal(StepJournal):
                     self._repair(name, what, done)
         except BaseException:
             # The exception may come from the step's function, from COMMIT (which checks deferred constraints) or from
-            # an `on_commit` callback. In any of these cases, the step's changes may be committed if the step has a row
-            # by now. The step also stays in doubt if the database can't be queried.
+            # an `on_commit` callback. In each case, look for the step's row: if there is one, the step's changes may
+            # have been committed. The step also stays in doubt if the database can't be queried.
             with suppress(Error, ClaimLost, IdempotencyConfigurationError):
                 step.started = committed(self._store, what, partial(self._journal.has, self._claim, name))
             raise

@@ -68,9 +68,9 @@ class Adapter:
         raise ValueError(f"{said} didn't return an HttpResponse object. It returned {returned!r} instead.")
 
     def reconciled(self, call: Call, returned: Any) -> Any:
-        """Turn what `reconcile` has returned into a response, as `response` does for the view.
+        """Turn the value that `reconcile` returned into a response, as `response` does for the view.
 
-        Any other value is returned unchanged, because the error that `response` raises for it would blame the view.
+        A value that isn't a response is returned unchanged: `response` would raise an error that blames the view.
         """
         return self.response(call, returned) if isinstance(returned, HttpResponseBase) else returned
 
@@ -132,7 +132,7 @@ def _registered(kind: type, module: str) -> Adapter | None:
 
 def scope_outside(request: Any, *, default: bool) -> str:
     """Return the scope of a request outside of the pipeline. See `project_scope`."""
-    # An unprotected Django Ninja operation gets Django's own request, but the callback of its route is Ninja's.
+    # In an unprotected Django Ninja operation, the request is Django's own, but the route's callback is Ninja's.
     callback = getattr(getattr(request, "resolver_match", None), "func", None)
     adapter = adapter_of(request, getattr(request, RUNNING, None), callback)
     return project_scope(request, adapter.handed_on, default=default)

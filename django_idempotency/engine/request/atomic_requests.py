@@ -33,9 +33,9 @@ OPENED = "_idempotency_opened"
 class TakenOver(set[str]):
     """The `_non_atomic_requests` of a protected view: the aliases for which Django does not open a transaction.
 
-    See Note [How the package replaces ATOMIC_REQUESTS]. The set itself contains the aliases that the project excluded
-    with `non_atomic_requests`. The key table's alias is computed instead, because a router may choose a different one
-    for each request, and because the settings are not always ready when the view is imported.
+    See Note [How the package replaces ATOMIC_REQUESTS]. The set contains only the aliases that the project excluded
+    with `non_atomic_requests`. The key table's alias is computed on each use: a router may choose a different alias for
+    each request, and the settings are not always ready when the view is imported.
     """
 
     def __init__(self, opted_out: Iterable[str], layers: Callable[[], tuple[Idempotency, ...]]) -> None:
@@ -79,7 +79,7 @@ def as_django_would(request: Any, options: Options | None = None) -> str | None:
 
 
 def whole_if(passes: Callable[[Any], bool], view: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a class-based view's callback that keeps Django's transaction for each request that `passes` accepts.
+    """Wrap a class-based view's callback to open Django's transaction for the requests that `passes` accepts.
 
     Access mixins and the class's own `dispatch` run inside the transaction, as they do without the package.
     """

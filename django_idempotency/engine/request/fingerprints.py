@@ -9,11 +9,11 @@ that sets upload handlers, therefore needs the `fingerprint=` option.
 
 # Note [One form for equal values]
 JSON and forms are converted into dicts, lists, strings and numbers, with the names in each dict sorted. The fingerprint
-is a hash of what `ascii()` returns for them, which is the same in every Python version. Neither the order of the names
-nor the whitespace between JSON values affects the fingerprint, and numbers are compared by value, with the precision
-that the view's parser preserves: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. Strings
-and bools are not compared as numbers. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have
-the same fingerprint as a file.
+is a hash of their `ascii()` text, which is the same in every Python version. The order of the names and the whitespace
+between JSON values make no difference. Numbers are compared by value, with the precision that the view's parser
+preserves: 1, 1.0 and 1e0 are equal, and 9007199254740993 differs from 9007199254740992. Strings and bools are not
+compared as numbers. Uploaded files become tuples. JSON has no tuples, so a JSON body can never have the same
+fingerprint as a file.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _kind(content_type: str) -> str:
 def _captured(request: HttpRequest, operation: str) -> str:
     """Return the URL's arguments as the target of an operation that is named by the `operation` option.
 
-    The operation's keys survive if the route is renamed, and a request about one object never gets the response for
+    The operation's keys survive if the route is renamed. A request about one object never gets the response for
     another, even with the same key.
 
     If the arguments are unknown, or if an argument's text may differ in a retry, the target is the path instead. The
@@ -418,8 +418,8 @@ def selected(value: Any, names: Collection[str], *, form: bool = False) -> Any:
     """Return the chosen fields of a form or a JSON object, or of each object in a list.
 
     An object that contains none of the chosen fields is kept whole. In a form, choosing `amounts` also chooses its
-    parts: the REST framework reads this field from `amounts[0]` and `amounts.total`, too, and a list of objects from
-    `[0]amounts`.
+    parts: the REST framework also reads this field from `amounts[0]` and `amounts.total`. In a list of objects, it
+    reads the field from `[0]amounts`.
     """
     if isinstance(value, list):
         return [selected(item, names, form=form) if isinstance(item, dict) else item for item in value]

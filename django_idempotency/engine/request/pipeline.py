@@ -1,16 +1,17 @@
 """In what order are the rules applied to a request? The order is part of the contract and must not change.
 
-1. A request with an unprotected method goes straight to the view: `unprotected.py`, and `atomic_requests.py` for its
-   transaction. `PAUSED` stops everything else. In observe mode, the view always runs: `observing.py`.
-2. The key is read before any database is queried: `sent_key.py`; its syntax is in `protocol/key_syntax.py`.
-3. A missing key is refused if `required`: `problems.py` defines every refusal.
-4. The scope, which identifies the caller and its client: `callers/`.
-5. The fingerprint of the target and payload: `fingerprints.py`. The framework's adapter says who the caller is and what
-   the payload is.
-6. The claim, the work and what is reported about it: the mode's runner, `execution/runners.py`; `view_call.py` calls
-   the view and evaluates its response.
-7. The response: the view's own, a replay (`responses.py`), or a refusal. A duplicate leaves the session alone:
-   `sessions.py`.
+1. A request with an unprotected method goes straight to the view (`unprotected.py`), in a transaction if
+   ATOMIC_REQUESTS is on (`atomic_requests.py`). `PAUSED` stops everything else. In observe mode, the view always runs
+   (`observing.py`).
+2. The key is read before any database is queried (`sent_key.py`). Its syntax is in `protocol/key_syntax.py`.
+3. A missing key is refused if `required`. All refusals are defined in `problems.py`.
+4. The scope identifies the caller and its client (`callers/`).
+5. The fingerprint is made of the target and the payload (`fingerprints.py`). The framework's adapter says who the
+   caller is, and what the payload is.
+6. The mode's runner claims the key, runs the work and reports how it ended (`execution/runners.py`). `view_call.py`
+   calls the view and evaluates its response.
+7. The client gets the view's own response, a replay (`responses.py`) or a refusal. A duplicate leaves the session alone
+   (`sessions.py`).
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ def outcome_unknown(unkeyed: Iterable[str] = ()) -> Problem:
 
 
 def already_used(options: Options) -> Problem:
-    # Don't say "use a new key": the other request may have charged the customer, and this one may be a corrected copy
-    # of it.
+    # Don't say "use a new key". The first request may have charged the customer, and this one may be the same order
+    # with a correction.
     detail = _(
         "This key was used for another request, which may have been processed. Find out what became of it first. A new "
         "request needs a key of its own."

@@ -79,7 +79,7 @@ def capture(response: HttpResponseBase, options: Options) -> Snapshot:
     `store_body=False`, only the status is stored, because even `Location` can contain a secret, such as an OAuth code
     or a password reset link.
     """
-    # The view may have set an enumeration member, which would be sent to PostgreSQL as its name.
+    # A view may set the status to an enumeration member. Without `int`, PostgreSQL would get the member's name.
     status = int(response.status_code)
     body: bytes | None = None
     if options.store_body and not response.streaming:
@@ -133,7 +133,7 @@ def restore(snapshot: Snapshot) -> HttpResponse:
 
 
 def _cookie(stored: str) -> Morsel[str]:
-    """Return a `Set-Cookie` header's cookie. `SimpleCookie.load` cannot read a path that contains a space."""
+    """Return the cookie in a `Set-Cookie` header. `SimpleCookie.load` cannot read a path that contains a space."""
     pair, *attributes = map(str.strip, stored.split(";"))
     name, _, coded = pair.partition("=")
     cookie: Morsel[str] = Morsel()
@@ -189,8 +189,8 @@ def stamp(created_at: datetime | None) -> bytes:
 def _token(secret: str | bytes, alias: str, claim: bytes) -> str:
     """Return a string that proves the claim without revealing it to anyone who does not know the secret.
 
-    The hashes in a claim involve no secret: anyone who knew them could find short keys and user ids by trial and error.
-    The construction follows RFC 5297, in which the proof also serves as the nonce for the encryption. No cipher
+    A claim's hashes are made without a secret: anyone who knew them could find short keys and user ids by trial and
+    error. The construction follows RFC 5297, in which the proof also serves as the nonce for the encryption. No cipher
     package is needed, because one HMAC is long enough to mask 24 bytes.
     """
     proof = salted_hmac(f"{SALT}.proof", alias.encode() + claim, secret, algorithm="sha256").digest()[:PROOF]

@@ -48,11 +48,10 @@ def read_key(request: Any, options: Options) -> str | None:
 
 
 def refusing_late(claim_request: ClaimRequest) -> ClaimRequest:
-    """Return a copy of the claim that refuses a key if it is older than `ttl` and has no row (`late_keys="refuse"`).
+    """Return a copy of the claim for `late_keys="refuse"`: a key older than `ttl` is refused if it has no row.
 
     The key's timestamp comes from the client's clock, which may be a few minutes ahead. The key may therefore be
-    accepted until a few minutes after `ttl`, and its row must not expire before that, or a retry would run the view
-    again.
+    accepted until a few minutes after `ttl`. If its row expired before then, a retry would run the view again.
     """
     return replace(
         claim_request,

@@ -62,7 +62,7 @@ def _told(call: ViewCall, response: Any) -> HttpResponseBase:
 
 
 def identity_of(call: ViewCall) -> Identity | None:
-    """Return the identity that the request would have if it were protected, or None without a usable key and caller."""
+    """Return the identity that the request would have with protection, or None if it lacks a usable key or caller."""
     try:
         key = read_key(call.asked_with, call.options)
         scope = "" if key is None else scope_of(call.asked_with, call.options, call.adapter.handed_on)

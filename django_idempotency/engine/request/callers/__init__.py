@@ -1,8 +1,8 @@
 """Who sent a request? The answer is its scope: callers with different scopes never share a key or a response.
 
 # Note [Verified and sent]
-Verified data may be equal for two requests with different credentials, so a client that has renewed its token is still
-the same caller. Data that was merely sent may be forged, so it can only make two requests different: it never equals
+Two requests with different credentials may have the same verified data, so a client that has renewed its token is still
+the same caller. Data that was merely sent may be forged, so it serves only to tell requests apart. It never equals
 verified data, and is hashed together with all other credentials of the request.
 
 Each source of identity is one module. Frameworks and packages are recognized by the names or the structure of their

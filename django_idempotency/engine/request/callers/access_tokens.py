@@ -1,4 +1,4 @@
-"""Which client, and which user, does the row of a token belong to?
+"""Which client and which user does a token's database row belong to?
 
 Classes are recognized by their names, so none of the packages needs to be imported.
 """
@@ -21,9 +21,9 @@ these."""
 
 
 def verified(handed: HandedOn) -> Verified:
-    """Return the client of the row that an authenticator has returned as the token.
+    """If an authenticator has returned a row as the token, return the client that the row belongs to.
 
-    If the authenticator has returned no user, the user that the row belongs to is returned as well.
+    The row's user is returned as well if the authenticator has returned no user.
 
     Raises:
         IdempotencyConfigurationError: the access token belongs to neither a client nor a user.
@@ -62,11 +62,11 @@ def belongs_to(row: Model, user: Any) -> bool:
 
 
 def is_access_token(row: Any) -> bool:
-    """Return whether a row is an instance of an OAuth package's model of access tokens, or of a subclass of one."""
+    """Return whether a row belongs to an OAuth package's access token model, or to a subclass of it."""
     return any((base.__module__, base.__name__) in KINDS for base in row.__class__.__mro__)
 
 
 def _target(row: Model, field: Any, text: Callable[[str], str] = str) -> str | None:
-    """Return a foreign key's name with the model and primary key of its target, or None if the foreign key is empty."""
+    """Return a foreign key's name, target model and value in one text, or None if it is empty."""
     value = getattr(row, field.attname)
     return None if value is None else f"{field.name}:{place_of(field.related_model, row)}:{text(str(value))}"

@@ -59,9 +59,9 @@ def sent_credentials(request: Any, *, refuse: bool = False) -> dict[str, str]:
 def access_token(request: Any) -> str:
     """Return the token in the query, or in a form that has been read, as RFC 6750 allows; empty if there is none."""
     django_request = getattr(request, "_request", request)
-    # A token in a form can have authenticated the caller only if the form has already been read.
+    # If the form has not been read yet, no token in it can have authenticated the caller.
     form = getattr(django_request, "_post", None)
-    # Reading an empty query takes as long as reading all other credentials.
+    # Parsing the query is slow even if it is empty: it takes as long as reading all other credentials.
     if not (form or django_request.META.get("QUERY_STRING") or "GET" in vars(django_request)):
         return ""
     try:

@@ -50,7 +50,7 @@ RENEWAL = (
 
 
 def verified(handed: HandedOn) -> Verified:
-    """Return what the claims that were handed on establish: the client and issuer or, without a user, the account."""
+    """Return the client and issuer named by the authenticator's claims. Without a user, return the account instead."""
     claims = claims_of(handed.token)
     if handed.user is None:
         return NOTHING if claims is None else Verified(account=_account(claims, handed.authenticator))
@@ -68,7 +68,7 @@ def verified(handed: HandedOn) -> Verified:
 
 
 def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
-    """Return the part of a scope for the clients and issuers that unverified tokens name, or None if it needs no part.
+    """Return the scope's part for the clients and issuers in unverified tokens, or None if it needs no such part.
 
     This part also covers all other credentials that were sent.
 
@@ -102,7 +102,7 @@ def claimed(request: Any, handed: HandedOn, known: Verified) -> str | None:
 def claims_of(token: Any) -> Mapping[str, Any] | None:
     """Return the claims of a token, or None if it has none.
 
-    A token with claims is a text or bytes that contain a JWT, the claims themselves, or an object with a `payload`.
+    The token can be text or bytes with a JWT inside, the claims themselves, or an object with a `payload`.
     """
     if isinstance(token, bytes):
         token = token.decode("latin-1")
@@ -113,7 +113,7 @@ def claims_of(token: Any) -> Mapping[str, Any] | None:
 
 
 def tokens_in(text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the claims of each JWT in a text, whatever surrounds it. Signatures are not checked."""
+    """Yield the claims of all JWTs anywhere in a text. Signatures are not checked."""
     if CLAIMS not in text:
         return
     for separator in ',;"':
@@ -139,7 +139,7 @@ def _decoded(segment: str) -> Any:
 
 
 def _sent(request: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the place where each JWT of a request was sent, together with its claims.
+    """Yield a pair for each JWT in a request: the place where it was sent, and its claims.
 
     It isn't known which header or cookie the project's code reads, so all of them count.
     """

@@ -22,7 +22,7 @@ def may_know(request: Any) -> bool:
 
 
 def verified(request: Any, handed: HandedOn) -> Verified:
-    """Return the client of the user's access token or, if there is no user, of a token that belongs to no user."""
+    """Return the client of the request's access token. It must belong to the user, or to nobody if there is no user."""
     row = getattr(request, "access_token", None)  # set by OAuth2ExtraTokenMiddleware, which doesn't check the expiry
     if isinstance(row, Model) and belongs_to(row, handed.user) and not getattr(row, "is_expired", bool)():
         return Verified(client=client_of(row))

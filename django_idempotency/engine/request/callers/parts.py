@@ -1,4 +1,4 @@
-"""What makes up a scope? Parts that somebody has verified, and parts that a client merely sent."""
+"""What makes up a scope? A scope has verified parts, and parts that a client merely sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAFE = ":/.@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOn:
-    """The results of a request's authentication, which the sources of identity read.
+    """The results of a request's authentication. The sources of identity read them.
 
     Attributes:
         user: the authenticated user, or None.
@@ -70,11 +70,11 @@ def scope_text(verified: Verified, claimed: str | None) -> str:
 
     # Note [The text of a scope]
     Keys are found by their scopes, so this text never changes. A caller is an account such as `user:auth.User:7`, or a
-    client such as `application:shop.Client:5`. Whatever else tells two callers of one account apart comes after the
-    account, as in `for:user:auth.User:7+application:shop.Client:5`. The account and each part are escaped, so that "+"
-    only separates them, and an account that is too long is hashed. All scopes of an account therefore begin alike, and
-    no other scope begins that way. Everything that was merely sent forms a single part, `sent:` and a hash, which never
-    equals a verified part.
+    client such as `application:shop.Client:5`. The account comes first, followed by the parts that tell its callers
+    apart, as in `for:user:auth.User:7+application:shop.Client:5`. The account and each part are escaped, so a "+" is
+    always a separator. An account that is too long is hashed. All scopes of an account therefore begin alike, and no
+    other scope begins that way. All data that was merely sent forms a single part, `sent:` and a hash. This part never
+    equals a verified one.
     """
     account = verified.account or str(verified.client)
     client = verified.client if verified.account else None
@@ -117,6 +117,6 @@ def place_of(model: Any, row: Any) -> str:
     """
     # A proxy model shares the rows of its concrete model, so an account must have the same scope in both.
     label: str = model._meta.concrete_model._meta.label
-    # The write alias is used, because a request may read from one replica and its retry from another.
+    # The write alias is used, because a request and its retry may read from different replicas.
     alias = router.db_for_write(model, instance=row)
     return label if alias == DEFAULT_DB_ALIAS else f"{alias}/{label}"

@@ -1,4 +1,4 @@
-"""Which caller does a text or an object from an authenticator stand for, if there is no user?"""
+"""Who is the caller if an authenticator returns a text or an object, but no user?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def verified(handed: HandedOn) -> Verified:
 
 
 def is_text(token: Any) -> bool:
-    """Return whether a token is a text or claims. Another authenticator may return an equal one for another caller."""
+    """Return whether a token is a text or claims. Two authenticators may return equal tokens for different callers."""
     return isinstance(token, (str, bytes)) or jwts.claims_of(token) is not None
 
 
@@ -40,7 +40,8 @@ def name_among(authenticators: Sequence[Any], name_of: Callable[[Any], str], whi
     """Return the name of one of the authenticators, with its number if others have the same name.
 
     Instances of one class, or closures of one function, are configured differently, and may return the same string for
-    different callers. Only their order tells them apart, so a deployment that changes it also changes their scopes.
+    different callers. Only the order of the authenticators tells them apart, so the scopes change if a deployment
+    changes the order.
     """
     name = name_of(which)
     namesakes = [one is which for one in authenticators if name_of(one) == name]
