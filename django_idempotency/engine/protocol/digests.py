@@ -16,9 +16,9 @@ MAX_READABLE_SCOPE = 255
 HASHED_SCOPE = "scope:"
 """The prefix of every scope stored as a hash, and of no other scope."""
 STORED_HASH = re.compile(rf"{HASHED_SCOPE}[0-9a-f]{{64}}")
-# A fixed list rather than `str.isprintable`, whose result may change between Python versions: a retry would then fail
-# to find its row. It contains control characters, line breaks, invisible characters, characters that change the text
-# direction, and lone surrogates.
+# This list is fixed, because the result of `str.isprintable` may change between Python versions. A retry would then
+# fail to find its row. The list contains control characters, line breaks, invisible characters, characters that change
+# the text direction, and lone surrogates.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
 
@@ -68,7 +68,7 @@ class Identity:
 
     @property
     def reference(self) -> str:
-        """What logs show instead of the key; empty if the request carries no usable key."""
+        """The text that logs show instead of the key. It is empty if the request carries no usable key."""
         return reference_of(self.key_hash) if self.key else ""
 
 
@@ -97,8 +97,9 @@ def identify(*, scope: str, operation: str, key: str, stored: bool = False) -> I
 
 
 def identify_given(*, scope: str, operation: str, key: str) -> Identity:
-    """Return the identity for a scope that an operator has entered, which may be the text that the endpoint's `scope=`
-    returns or the text that a row shows.
+    """Return the identity for a scope that an operator has entered.
+
+    Operators may enter the text that a row shows, or the text that the endpoint's `scope=` returns.
 
     Never use this function for a scope that a client may have chosen: see `stored_scope`.
     """

@@ -1,4 +1,7 @@
-"""How is an error described to operators? By its class and location, because its message can contain a secret."""
+"""How is an error described to operators?
+
+Operators see the class and location of an error. Its message is left out, because it can contain a secret.
+"""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Conflicted:
 
     @property
     def retry_after(self) -> int:
-        """Seconds that the client should wait: if the worker died, retries are refused until its lease expires."""
+        """How many seconds the client should wait. If the worker died, retries are refused until its lease expires."""
         return max(SHORTEST_RETRY_AFTER, min(ceil(self.lease_left), LONGEST_RETRY_AFTER))
 
 
@@ -238,7 +238,7 @@ class Finished(Generic[T]):
 
     @property
     def final(self) -> Snapshot | None:
-        """What is stored, or None if the key is freed or marked as failed."""
+        """The response to store, or None if the key is freed or marked as failed."""
         return self.snapshot if self.verdict is Verdict.KEEP else None
 
 

@@ -4,9 +4,9 @@ A store reads the row and calls `decide`. If the last attempt failed or was aban
 
 # Note [A committed claim without a lease]
 In atomic mode, one COMMIT stores a claim together with its result, so a committed row is normally no longer
-IN_PROGRESS. It is still IN_PROGRESS if the work commits the transaction in which it runs and is then interrupted. A
-raw COMMIT, DDL on MariaDB, and `executescript` on SQLite all commit it. Everything that the work wrote before that
-COMMIT stays in the database, so a retry must not run the work again. The outcome of each retry is `InDoubt`, and a
+IN_PROGRESS. But if the work commits its own transaction and is then interrupted, the row stays IN_PROGRESS. A raw
+COMMIT, DDL on MariaDB, and `executescript` on SQLite all commit the transaction. Everything that the work wrote before
+that COMMIT stays in the database, so a retry must not run the work again. The outcome of each retry is `InDoubt`, and a
 person has to look at the data. If it were `Conflicted`, the client would retry forever.
 """
 
@@ -80,8 +80,8 @@ def decide(stored: StoredKey, request: ClaimRequest) -> Ruling:
         # The hashes match, but the caller, operation or key does not. The refusal must reveal nothing about this row.
         return outcomes.Mismatched()
     if stored.expired:
-        # With `late`, the key contains its creation time. If such a key has an expired row, its work is known to have
-        # run. The creation time alone might not show that, because `ttl` may have been raised since.
+        # If `late` is set, the key contains its creation time. If such a key has an expired row, its work is known to
+        # have run. The creation time alone might not show that, because `ttl` may have been raised since.
         return outcomes.TooOld() if request.known_only or request.late is not None else TakeOver()
     if stored.status is Status.IN_PROGRESS and not (stored.lapsed or stored.unleased):
         return outcomes.Conflicted(lease_left=stored.lease_left, resource=stored.resource)

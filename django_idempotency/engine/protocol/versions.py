@@ -1,13 +1,13 @@
 """How does a new version of a comparison rule recognize requests that an earlier version has stored?
 
 # Note [Two versions of a fingerprint]
-A release that compares requests differently computes different fingerprints, so it would refuse a retry of a request
-from before the upgrade as a different request. Each request is therefore hashed by every rule in `RULES`. The first
-rule's hash is stored. A later request matches if any of its hashes equals the stored hash. Two rules never compute the
-same hash for different requests.
+A release that compares requests differently computes different fingerprints. After an upgrade to it, the retry of an
+earlier request would be refused as a different request. Each request is therefore hashed by every rule in `RULES`. The
+first rule's hash is stored. A later request matches if any of its hashes equals the stored hash. Two rules never
+compute the same hash for different requests.
 
-The two current rules hash the same text. Wherever they write a value differently, the text contains both forms, between
-control characters that `ascii()` never leaves in a string.
+The two current rules hash the same text. If they write a value differently, the text contains both forms, enclosed in
+control characters. Strings contain no such characters, because `ascii()` escapes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
 
 
 class Fingerprint(NamedTuple):
-    """The hashes of one request: one by the current rule, and any different ones by earlier rules."""
+    """A request's hash by the current rule, and its hashes by earlier rules if those differ."""
 
     current: bytes
     earlier: tuple[bytes, ...] = ()
@@ -114,7 +114,7 @@ def exact(text: str) -> str:
 
 
 def _written(sign: str, digits: str, power: int) -> str:
-    """Write digits that neither begin nor end with a zero, times ten to the power."""
+    """Write a number, given its digits (without zeros at either end) and its power of ten."""
     if not digits:
         return "0"
     if max(len(digits) + power, -power, len(digits)) > MAX_PLAIN:
@@ -126,5 +126,5 @@ def _written(sign: str, digits: str, power: int) -> str:
 
 
 def integer(value: int) -> int | Versioned:
-    """Return an integer unchanged, or if it is long, in the same form as an equal number written with an exponent."""
+    """Return an integer unchanged if it is short. A long integer gets the form of an equal number with an exponent."""
     return value if -_LONG < value < _LONG else number(str(value))

@@ -28,7 +28,7 @@ def opened(connection: Any) -> None:
 
 
 def give_up(connection: Any) -> None:
-    """Close a connection about whose transaction Django, the driver and the server may disagree.
+    """Close a connection, because Django, the driver and the server may disagree about its transaction.
 
     The next query opens another connection. Django would reset its stacks of blocks only during that query, so they are
     reset here.
@@ -75,8 +75,8 @@ def is_stuck(connection: Any) -> bool:
 def replace_held_lock(connection: Any) -> None:
     """Replace the lock that Django takes before each query to find out whether threads share the connection.
 
-    Like psycopg's lock, this one can be left held by an exception, and every later query would then wait for it. Other
-    threads hold the lock only for as long as an addition takes.
+    An exception can leave this lock held, and every later query would then wait for it. psycopg's lock has the same
+    problem. Other threads hold this lock only briefly, while they read or change a counter.
     """
     if connection._thread_sharing_lock.locked():
         connection._thread_sharing_lock = Lock()

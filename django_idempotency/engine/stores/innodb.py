@@ -43,10 +43,10 @@ reached, has ended the connection, or is read-only (the last three codes)."""
 
 
 class InnoDBStore(Store):
-    """What MariaDB and MySQL share. READ COMMITTED, Django's default, suits the claim best.
+    """The base class of the stores for MariaDB and MySQL. Claims work best under READ COMMITTED, Django's default.
 
-    Under it, a SELECT without a lock returns only committed rows. Claims are also correct under other isolation levels,
-    but conflict more often: see `docs/databases.md`.
+    At this level, a SELECT without a lock returns only committed rows. Claims are also correct under other isolation
+    levels, but conflict more often: see `docs/databases.md`.
     """
 
     repeatable = rolled_back = ROLLED_BACK

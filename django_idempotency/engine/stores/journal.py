@@ -7,12 +7,12 @@ another worker has taken the key over, everything that the old worker tries is r
 A worker can stall and wake up after its lease has expired. Each of its transactions therefore begins by locking or
 changing the claimed row, and proceeds only if the row is in progress with the worker's own attempt number. A takeover
 locks the same row before changing the attempt number, and a person's decision locks it before changing the status.
-The old worker therefore cannot commit after either of them: `LeaseLost` rolls its transaction back. Without the lock,
-both workers could commit at the same time.
+After a takeover or a decision, the old worker therefore cannot commit: `LeaseLost` rolls its transaction back. Without
+the lock, both workers could commit at the same time.
 
-Each query for the claimed row also compares the two hashes. If each tenant has its own schema or database, a view
-may use `SET search_path` or `USE` to switch its connection to another tenant, whose table may hold a different key with
-the same id and attempt number. A partitioned key table also needs the hashes to find the partition.
+Each query for the claimed row also compares the two hashes. If each tenant has its own schema or database, a view may
+use `SET search_path` or `USE` to switch its connection to another tenant. The other tenant's table may hold a different
+key with the same id and attempt number. A partitioned key table also needs the hashes to find the partition.
 
 On every database, the row is updated before a worker makes a call. Under REPEATABLE READ, a takeover may use a
 snapshot taken before the call. The update makes such a takeover fail. A lock alone would not stop it.
@@ -140,7 +140,7 @@ class Journal:
         self._change(claimed, locked_until=Clock(plus=lease))
 
     def refer(self, claimed: Claimed, resource: Resource) -> None:
-        """Store what the operation is about. Raises `LeaseLost`."""
+        """Store the type and id of the operation's resource. Raises `LeaseLost`."""
         self._change(claimed, resource_type=resource[0], resource_id=resource[1])
 
     def fail(self, claimed: Claimed, request: ClaimRequest, error: str) -> None:
@@ -192,8 +192,8 @@ class Journal:
     ) -> None:
         """Record the start of a call before it is made. Raises `LeaseLost`.
 
-        A repeated call keeps the stored error and, unless it starts `anew`, the stored time, so that a person can look
-        up the earlier call in the called service.
+        If a call is repeated, the stored error is kept. The stored time is also kept, unless the call starts `anew`.
+        This helps a person to look up the earlier call in the called service.
 
         Args:
             keyed: whether this start follows a `derive_key` call for the step. It is None for `reconcile`, which looks
@@ -356,8 +356,8 @@ def steps_of(alias: str, row: Claimed | IdempotencyKey) -> QuerySet[IdempotencyS
 def fail(rows: QuerySet[IdempotencyKey], *, since: datetime | None = None, **changes: Any) -> int:
     """Mark locked or fenced rows as failed, and return their number.
 
-    A row in which either count is above 0 needs attention, from now on or `since` an earlier time. See Note [One truth
-    about a key].
+    If either count of a row is above 0, its `attention_at` is set to `since`, or by default to the current time. See
+    Note [One truth about a key].
 
     This takes two statements, because Citus doesn't allow a clock inside CASE.
     """

@@ -7,9 +7,9 @@ before each statement whether a transaction is open, so it sends no second BEGIN
 
 # Note [When this module sends messages]
 Tracing tools and multi-tenant packages must see each statement. This module therefore bypasses Django's cursor only if
-nothing has been replaced, that is, if the connection objects of Django and psycopg are direct instances of those
-packages' own classes, not of subclasses, and if all cursor methods come from Django. In addition, there must be no
-execute wrapper and no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
+nothing has been replaced. The connection objects of Django and psycopg must be direct instances of those packages' own
+classes, not of subclasses, and all cursor methods must come from Django. In addition, there must be no execute wrapper
+and no query log, and the `atomic()` block must be the outermost one, at the default isolation level.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ REPLACEABLE = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cu
 
 
 def begin(connection: Any, statements: dict[str, Statement], values: Values, *, last: bool = False) -> Any:
-    """Send BEGIN and the claim in one message, and return the claim's result. With `last`, COMMIT is sent, too.
+    """Send BEGIN and the claim in one message, and return the claim's result. If `last` is set, COMMIT is sent too.
 
     The message with a connection's first claim never contains COMMIT, so that a pooler without support for
     transactions refuses the claim before anything runs. The caller then commits the claim.
@@ -157,9 +157,9 @@ def _go_on_by_text(raw: Any, error: DatabaseError) -> bool:
 def may_send(connection: Any, *statuses: int) -> bool:
     """Whether to send messages rather than use Django's cursor. See Note [When this module sends messages].
 
-    The transaction must have one of these statuses. IDLE means that BEGIN has not been sent; psycopg must then be
-    configured for a BEGIN without options, and Django must commit at the end. IN_TRANSACTION means that it has been
-    sent; leaving the current `atomic()` block must then send COMMIT and nothing else. This function does not check
+    The transaction must have one of these statuses. If BEGIN has not been sent yet (IDLE), psycopg must be configured
+    for a BEGIN without options, and Django must commit at the end. If BEGIN has already been sent (IN_TRANSACTION),
+    Django must send COMMIT and nothing else at the end of the current `atomic()` block. This function does not check
     whether the connection needs a rollback.
     """
     raw = connection.connection
@@ -194,7 +194,8 @@ def _first_state(connection: Any, raw: Any) -> State:
 
 
 def _is_original(method: Any) -> bool:
-    """Whether the method's code is in one of Django's files. Replacements usually copy its name and module."""
+    """Whether the method's code is in one of Django's files. Its name and module don't show this, because replacements
+    usually copy them."""
     own = str(Path(django.__file__).parent)
     return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(own)
 
@@ -207,7 +208,7 @@ def _send(connection: Any, message: bytes) -> list[Any]:
 
     A claim may have to wait for a migration, and a COMMIT for a standby. As with Django's cursor, signals are handled
     during this wait, and Ctrl-C also makes the server stop waiting. libpq's own wait would do neither. If a pooler
-    closed the connection, it would also show only the last error.
+    closed the connection, libpq's wait would also show only the last error.
 
     psycopg's lock is not taken: no other thread uses Django's connection, and an exception could leave it locked.
     """
@@ -228,8 +229,8 @@ def _send(connection: Any, message: bytes) -> list[Any]:
 def _received(raw: Any, message: bytes | None = None) -> list[Any]:
     """Send the message, if there is one, and return all results. Signals are handled while this function waits.
 
-    psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function adds
-    only half as much.
+    psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function takes
+    only 10 µs longer.
     """
     results: list[Any] = []
     pgconn, soon = raw.pgconn, None

@@ -121,7 +121,7 @@ class PostgreSQLStore(Store):
     def _claim_by_messages(
         self, connection: BaseDatabaseWrapper, request: ClaimRequest, *, last: bool
     ) -> ClaimOutcome | None:
-        """Claim a key with a single message. Answering a duplicate takes two, or one if COMMIT was sent with the claim.
+        """Claim a key with a single message. A duplicate takes two messages, unless COMMIT was sent with the claim.
 
         Returns None, with no transaction open, if the key has failed, is abandoned or has expired, or if another
         transaction stored or deleted its row a moment ago.
@@ -311,7 +311,7 @@ class PostgreSQLStore(Store):
     def _insert(self, request: ClaimRequest) -> int | Known | None:
         row = self._fetch(self._statements["claim"].text, values_of(request))
         row_id, facts, body = row or (None, None, None)
-        if row_id is None and isinstance(facts, str):  # not bytes, as under some client encodings: `_read` refuses them
+        if row_id is None and isinstance(facts, str):  # `_read` refuses bytes, which some client encodings cause
             return _known(facts, body, request)
         return None if row_id is None else int(row_id)
 
@@ -362,7 +362,7 @@ class PostgreSQLStore(Store):
 
 
 def _known(facts: str, body: str | None, request: ClaimRequest) -> Known | None:
-    """Return a duplicate's outcome, given the row that its claim has read, or None if the key can be claimed."""
+    """Return a duplicate's outcome from the row that its claim has read. Return None if the key can be claimed."""
     outcome = decide(as_stored_key([*json.loads(facts), body]), request)
     return None if isinstance(outcome, TakeOver | Resume) else outcome
 

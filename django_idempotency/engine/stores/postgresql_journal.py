@@ -2,14 +2,14 @@
 
 # Note [A step in one statement]
 The statement first changes the key's row under its fence, and then the step. A takeover locks them in the same order.
-The part that changes the step reads from the changed row; if there is none, it changes nothing. At the end, the
-statement divides by the number of changed key rows, and takes the logarithm of the number of changed steps. If either
-number is 0, the statement fails: PostgreSQL undoes all of it, and does not run the COMMIT in the same message. The
-error's code says whether the key's row or the step was missing. A later query could not find this out, because the
-rollback also undoes the cause, such as a `SET search_path`.
+The step changes only if the key's row has changed, because the second part of the statement reads the changed row. At
+the end, the statement divides by the number of changed key rows, and takes the logarithm of the number of changed
+steps. If either number is 0, the statement fails: PostgreSQL undoes all of it, and does not run the COMMIT in the same
+message. The error's code says whether the key's row or the step was missing. A later query could not find this out,
+because the rollback also undoes the cause, such as a `SET search_path`.
 
-These statements aren't prepared, because the function of a `write` may send DEALLOCATE ALL. The end of the write would
-then fail, and its changes would be lost.
+These statements aren't prepared, because the function of a `write` may send DEALLOCATE ALL. Recording the end of the
+write would then fail, and the write's changes would be lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PostgreSQLJournal(Journal):
             super()._end(claimed, name, result, effects=effects, last=last)
 
     def _send(self, statement: Statement, claimed: Claimed, values: dict[str, Any], *, last: bool) -> bool:
-        """Send the statement if it is the first or the `last` one of its transaction. Return whether it was sent."""
+        """Send the statement, but only if it begins or ends its transaction. Return whether it was sent."""
         connection = connections[self.alias]
         statuses = (IDLE, IN_TRANSACTION) if last else (IDLE,)
         if connection.needs_rollback or not messages.may_send(connection, *statuses):
@@ -87,7 +87,8 @@ class PostgreSQLJournal(Journal):
         sql, s = self._sql, self._columns
         unknown, effects = sql.k["unknown"], sql.k["effects"]
         return self._checked(
-            # If the step is missing, the logarithm must fail. A negative count would make this UPDATE fail first.
+            # If the step is missing, the statement must fail at its logarithm. Without `greatest`, this UPDATE could
+            # fail first, because of a negative count.
             f"{unknown} = greatest({unknown} - 1, 0), {effects} = {effects} + %(effects)s",
             f"UPDATE {sql.steps} SET {s['result']} = %(result)s, {s['finished_at']} = {sql.clock} FROM own "
             f"WHERE {s['key']} = %(id)s AND {s['key_hash']} = %(key_hash)s AND {s['scope_hash']} = %(scope_hash)s "

@@ -1,16 +1,16 @@
-"""What is sent to PostgreSQL for a statement: its SQL with the values in it, or the name of the prepared statement.
+"""How is a statement sent to PostgreSQL: as SQL with the values in it, or by the name of a prepared statement?
 
 # Note [Prepared statements]
 The first claim on a connection is sent as SQL text, because preparing statements saves nothing on a connection that
 serves only one request. The message with the second claim also prepares the statements. A pool hands the same psycopg
-connection object to several requests, which is why the connection's state, such as "prepared", is kept in an attribute
-of that object.
+connection object to several requests. The connection's state, such as "prepared", is therefore kept in an attribute of
+that object.
 
 Behind a connection pooler, two releases of this package can encounter each other's prepared statements. Every name
-contains a hash of all the statements, so a connection has either all of a release's statements or none of them. If
-each name contained only the hash of its own SQL, a release that changed only the completion would keep the claim's
-name. It could execute the old release's prepared claim and run the view before finding that its own completion was not
-prepared. That request would fail, and so would every retry on the connection.
+contains a hash of all the statements, so a connection has either all of a release's statements or none of them. Suppose
+that each name contained only the hash of its own SQL, and a new release changed only the completion. The claim's name
+would stay the same. The new release could then execute the old release's prepared claim, and run the view before
+finding that its own completion was not prepared. That request would fail, and so would every retry on the connection.
 
 A prepared statement fails if DISCARD ALL has deleted it, or if another client behind a pooler has taken its name. A
 claim that fails this way is rolled back and sent again as SQL text. From then on, everything on that connection is sent
@@ -18,8 +18,8 @@ as SQL text.
 
 If a completion's name is missing because the view sent DEALLOCATE ALL, the completion aborts the view's
 transaction. It cannot be sent again without running the view again, so nothing is committed and the client gets 503. A
-savepoint in the same message would rescue that request, but would cost every other request a second transaction id: a
-busy database would have to freeze its tables twice as often.
+savepoint in the same message would save that request, but every other request would need a second transaction id. A
+busy database would then have to freeze its tables twice as often.
 
 PostgreSQL replans a prepared statement for each of its first five executions, and then keeps the plan that it makes
 for the sixth. If the key table were empty at that moment, the planner would choose a sequential scan, and the statement
@@ -101,7 +101,7 @@ def _parameters(text: str) -> list[str]:
 
 
 class Statement:
-    """A statement that is sent as SQL text until it has been prepared, and from then on as a name with values.
+    """An SQL statement. It is sent as text until it has been prepared. From then on, only its name and values are sent.
 
     Args:
         name: the name of the prepared statement, or "" for one that is always sent as text.

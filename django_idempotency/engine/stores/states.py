@@ -1,20 +1,20 @@
-"""Which states a key can be in, what a person should do about each, and how to query for the keys in each.
+"""Which states can a key be in, what should a person do about each, and which query finds the keys in each?
 
 A key's state can be determined from its row in the key table alone, because the row counts its own steps (see
 Note [One truth about a key] in `journal.py`). A key can be in several states at once, such as "failed" and "in doubt".
 In that case, only the worst one is shown; `STATES` lists the states from worst to best.
 
 # Note [Which index finds a state]
-A partial index is used only for queries that include its condition. Here, each condition is that a column is set:
-`last_error` is set for failed keys, and `locked_until` for keys with a lease. Failed keys whose steps took effect or
-are in doubt also have an `attention_at`. They are in the same index as the other failed keys, but ahead of them. These
-partial indexes hold only a handful of rows, however large the table is. None of these indexes mentions `status` or a
-counter. Otherwise, completing an atomic key, or starting and finishing a step, could no longer be a HOT update in
-PostgreSQL, that is, one that touches no index.
+A partial index is used only for queries that include its condition. Each index here contains only the rows in which a
+certain column is set: `last_error` is set for failed keys, and `locked_until` for keys with a lease. Failed keys whose
+steps took effect or are in doubt also have an `attention_at`. They are in the same index as the other failed keys, but
+ahead of them. These partial indexes hold only a handful of rows, however large the table is. None of these indexes
+mentions `status` or a counter. Completing an atomic key, or starting and finishing a step, can therefore be a HOT
+update in PostgreSQL, which touches no index.
 
-No index contains only the claims that were committed without a lease, because such an index would change at every
-completion. The index on `expires_at` finds such a claim once its `ttl` is up; few other rows are that old, because the
-cleanup deletes them. Even before then, every retry is refused. See Note [A committed claim without a lease].
+Claims that were committed without a lease have no partial index, because it would change at every completion. The index
+on `expires_at` finds such a claim once its `ttl` has passed; few other rows are that old, because the cleanup deletes
+them. Even before then, every retry is refused. See Note [A committed claim without a lease].
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ UNLEASED = Q(status=Status.IN_PROGRESS, locked_until=None)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A row of the key table, and the database's time when the row was read, such as from `.annotate(now=Clock())`."""
+    """A row of the key table, and the database's time at that moment, read for example by `.annotate(now=Clock())`."""
 
     row: IdempotencyKey
     now: datetime

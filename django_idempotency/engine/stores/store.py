@@ -117,7 +117,7 @@ class Store(ABC):
         return connection.get_rollback() or connection.closed_in_transaction
 
     def is_open(self, connection: BaseDatabaseWrapper) -> bool:
-        """Whether a single look at the connection shows that the claim's transaction is open and can be committed.
+        """Whether a quick check of the connection shows that the claim's transaction is open and can be committed.
 
         If this returns False, `has_ended` and `is_broken` tell what has become of the transaction.
         """
@@ -239,9 +239,9 @@ class Store(ABC):
     def purge(self, batch_size: int, not_before: Any = None) -> tuple[int, Any]:
         """Delete up to `batch_size` expired keys in the current transaction.
 
-        Returns how many keys were deleted, and the `not_before` to pass next time. With it, the next batch skips the
-        index entries of deleted rows; a long transaction that holds an old snapshot can keep these entries around for
-        hours.
+        Returns how many keys were deleted, and the `not_before` to pass next time. With this `not_before`, the next
+        batch skips the index entries of deleted rows. These entries can stay for hours if a long transaction holds an
+        old snapshot.
         """
         sql, connection = self._sql, self.connection
         columns = [sql.k[name] for name in (*REFERENCE, "policy", "expires_at")]
@@ -274,7 +274,7 @@ class Store(ABC):
         return self._execute(DELETE[self.connection.vendor].format(**names), {"gone": gone})
 
     def read(self, seconds: float, work: Callable[[], T]) -> T:
-        """Do the work, limiting each of its statements to `seconds` of reading, including the wait for locks.
+        """Do the work, and limit each of its reads to `seconds`, including the wait for locks.
 
         SQLite's readers wait only as long as the connection's `timeout`.
         """
@@ -368,7 +368,7 @@ class Store(ABC):
             return Conflicted()
         of = new_claim(stored.id, request)
         if (request.lease is None or request.observes) and self.journal.has_steps(of):
-            # The work doesn't look at the steps. It would do again what they did, and its result would hide them.
+            # The work doesn't look at the steps. It would repeat their effects, and its result would hide the steps.
             return InDoubt(attempt=stored.attempt, resource=stored.resource)
         outcome = resumed(stored, request, self.journal.doubts(of, request.keys_last) if unknown else ())
         if isinstance(outcome, Claimed):

@@ -3,19 +3,19 @@
 # Note [An exception at any moment]
 A signal handler can raise an exception between any two Python instructions: Celery's soft time limit does so, and the
 process keeps running. Django's `atomic()` is not protected while a block is being entered or exited. A block that is
-interrupted leaves its entries on Django's stacks, and the next block to end then takes them for its own. The outermost
-block would regard itself as an inner one, and leave its transaction open. Every later operation in this process would
+interrupted leaves its entries on Django's stacks, and the next block that ends mistakes them for its own. The outermost
+block would then behave like an inner one, and leave its transaction open. Every later operation in this process would
 become part of that transaction, and would report success although nothing was committed.
 
 Therefore, after an exception, a `Transaction` does not use `Atomic.__exit__`. It compares the connection with a
-description from before the block, and asks the driver whether a transaction is open. It rolls back, and resets Django's
-stacks to what they were. If that fails, or if another exception strikes meanwhile, the `Transaction` gives the
-connection up: it closes the connection or, inside the caller's `atomic()` block, makes sure that nothing in that block
-can be committed any more.
+description from before the block, and asks the driver whether a transaction is open. It rolls back, and restores
+Django's stacks. If that fails, or if another exception strikes meanwhile, the `Transaction` gives the connection up: it
+closes the connection or, inside the caller's `atomic()` block, makes sure that nothing in that block can be committed
+any more.
 
 There are two more reasons not to use `Atomic.__exit__`. If an exception strikes before COMMIT or ROLLBACK is sent, this
-method still switches autocommit on. SQLite, MySQL and MariaDB then commit what was to be rolled back; psycopg refuses,
-and its `ProgrammingError` replaces the exception that struck.
+method still switches autocommit on. On SQLite, MySQL and MariaDB, this commits the changes that should have been rolled
+back. psycopg refuses, and its `ProgrammingError` replaces the original exception.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _is_idle_on_postgresql(raw: Any) -> bool:
 IDLE: dict[str, Callable[[Any], bool]] = {
     "postgresql": _is_idle_on_postgresql,
     "sqlite": lambda raw: not raw.in_transaction,
-    # Within a transaction, autocommit is off. It is back on if the driver has silently opened a new connection.
+    # Within a transaction, autocommit is off. If the driver has silently opened a new connection, autocommit is on
+    # again.
     "mysql": lambda raw: bool(raw.open and raw.get_autocommit()),
 }
 """Functions, by Django's name for the database. Each returns whether the driver has a working connection on which no
@@ -80,7 +81,7 @@ class Transaction:
         self.savepoints_before = len(connection.savepoint_ids)
         self.callbacks_before = connection.run_commit_hooks_on_set_autocommit_on
         self.idle_before = raw is None or inside or IDLE[connection.vendor](raw)
-        # Django knows the connection's autocommit only once it is connected.
+        # Before Django is connected, only the settings say whether autocommit is on.
         autocommit = connection.settings_dict["AUTOCOMMIT"] if raw is None else connection.autocommit
         self.is_outermost = autocommit and not inside
         self.is_in_a_test = bool(blocks and blocks[-1]._from_testcase)
@@ -144,7 +145,7 @@ class Transaction:
     def roll_back(self) -> None:
         """Undo what this transaction did, and restore the state that the connection had before.
 
-        If the transaction has ended, only what Django has noted about it is removed. If that state can't be restored,
+        If the transaction has ended, only Django's records of it are removed. If the earlier state can't be restored,
         the connection is given up.
         """
         connection = self.connection
@@ -209,7 +210,7 @@ class Transaction:
         del blocks[self.blocks_before :], savepoints[self.savepoints_before :]
         lost = connection.connection is not self.raw_before or connection.closed_in_transaction or is_stuck(connection)
         if not (own or lost) and self.is_in_a_test:
-            return  # the block has not begun, and the test, which rolls back anyway, must be able to go on
+            return  # the block has not begun; the test must be able to go on, and rolls back anyway
         if savepoint is None or lost:
             self._doom()
             return
@@ -231,7 +232,7 @@ class Transaction:
         connection.needs_rollback = True
         if is_stuck(connection):
             close_stuck(connection)
-        elif not self.in_block_before:  # autocommit is off, and no block of the caller's will roll back
+        elif not self.in_block_before:  # autocommit is off, and the caller has no block that will roll back
             try:
                 connection.rollback()
             except Error:
