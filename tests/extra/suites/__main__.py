@@ -54,7 +54,7 @@ class Framework:
         """Run the tests in a process of their own, and return the report of the hooks."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            path = os.pathsep.join([str(HERE / "hooks"), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
+            path = os.pathsep.join([str(HERE / "hooks"), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
             environment = {
                 "FRAMEWORKS_MODE": mode,
                 "FRAMEWORKS_ORDER": "last" if mode == "bare" else self.order,
