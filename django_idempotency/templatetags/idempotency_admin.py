@@ -41,7 +41,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
         address = reverse(f"admin:{NAME}_changelist", current_app=site.name)
     except NoReverseMatch:
         return {"address": None}
-    page = {"address": address, "styles": _styles(), "paused": _paused()}
+    page = {"address": address, "styles": _styles(), "paused": _paused(), "headline": None}
     try:
         keys = model_admin.get_queryset(request)
         # An error must not break the page's transaction.

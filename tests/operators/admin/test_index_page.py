@@ -67,6 +67,20 @@ def test_persons_who_may_not_view_keys_see_nothing() -> None:
         site._registry[IdempotencyKey] = model_admin
 
 
+@pytest.mark.parametrize("permission", ["view_user", "view_idempotencykey"])
+def test_it_leaves_no_variable_undefined(permission: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Django logs each one, on the pages of every application: they extend the index page."""
+    client, label = staff(permission), permission.partition("_")[2].replace("idempotencykey", "django_idempotency")
+    with caplog.at_level("DEBUG", "django.template"):
+        client.get(reverse("admin:index"))
+        client.get(reverse("admin:app_list", args=[label.replace("user", "auth")]))
+    assert not [
+        record
+        for record in caplog.records
+        if "attention.html" in record.getMessage() or "'paused'" in record.getMessage()
+    ]
+
+
 def test_behind_the_admin_in_installed_apps_the_page_is_djangos_own() -> None:
     """Django takes the first template that it finds."""
     with override_settings(INSTALLED_APPS=AFTER):

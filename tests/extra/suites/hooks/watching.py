@@ -53,8 +53,11 @@ def watched(view: View) -> View:
 
 
 def _counts(response: Any) -> bool:
-    """Has the view run under a key, and is its answer kept?"""
+    """Has the view run under a key, and is its answer kept? What is kept has been rendered."""
     if "Idempotency-Replayed" not in getattr(response, "headers", {}):
+        return False
+    if not getattr(response, "is_rendered", True):  # such as of a body that cannot be parsed
+        FIGURES["refused before the view"] += 1
         return False
     FIGURES["requests under a key"] += 1
     final = response.status_code < 500 and response.status_code not in NOT_FINAL
