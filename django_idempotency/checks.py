@@ -250,7 +250,7 @@ def _check_callers() -> Iterator[CheckMessage]:
 
 
 def _without_effect(protected: Sequence[tuple[Answers, Options]]) -> Iterator[str]:
-    """Describe each declaration that has no effect, because the view answers none of the methods that it protects."""
+    """Describe each declaration without effect, which protects only methods that the view doesn't answer."""
     answered: dict[str, set[str]] = {}
     declared: dict[str, set[str]] = {}
     for answers, options in protected:
@@ -395,7 +395,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
 
 def _reads_committed(vendor: str, options: dict[str, Any]) -> bool:
     if vendor == "postgresql":
-        # psycopg and psycopg2 number the isolation levels differently, and both are used only with PostgreSQL.
+        # psycopg and psycopg2 number the isolation levels differently. Projects without PostgreSQL may have neither.
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         return bool(options.get("isolation_level", IsolationLevel.READ_COMMITTED) == IsolationLevel.READ_COMMITTED)

@@ -64,7 +64,7 @@ class LeaseLost(ClaimLost):
 
 
 class NotDecryptable(IdempotencyError):
-    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until one of the keys can."""
+    """No key in `ENCRYPTION_KEYS` can decrypt the stored data. The work does not run until you add a key that can."""
 
 
 class NotResolvable(IdempotencyError):
@@ -110,9 +110,9 @@ class OperationInProgress(NotRun):
 class OutcomeUnknown(NotRun):
     """An earlier attempt was interrupted, and its effects are unknown.
 
-    Either a call has no result and must not be repeated, or the work ended its own transaction and then failed. A call
-    must not be repeated if `on_abandoned` is "hold", or if it is "retry-keyed" and the called service would not
-    recognize a repeated call. A person or `reconcile` must resolve the key.
+    There are two causes: a call has no result and must not be repeated, or the work ended its own transaction and then
+    failed. With `on_abandoned` set to "hold", no such call is repeated. With "retry-keyed", a call is not repeated if
+    the called service would not recognize the second one. A person or `reconcile` must resolve the key.
 
     Raise this exception in `reconcile` if the called service can't tell yet. Retries then get 409 `outcome-unknown`,
     nothing runs, and no error is logged.

@@ -1,6 +1,6 @@
 """Did an exception come from outside the code, as time limits and cancellations do?
 
-Code that ignores errors, or takes an error to mean that a server doesn't answer, must let such an exception pass.
+Some code ignores errors, or takes an error as a sign that a server doesn't answer. It must let such an exception pass.
 Otherwise, the process would go on as if there were no limit.
 """
 
@@ -61,9 +61,9 @@ def _handlers() -> Iterator[CodeType]:
 def alone(lock: RLock, work: Callable[[], T], *, timeout: float = -1) -> T | None:
     """Do the work while holding the lock, or return None if the lock isn't free in time.
 
-    The lock is released even if a limit strikes just after `acquire()` has taken it. `with` can't promise this: in
-    Python 3.14, a limit that strikes just after `with` has taken the lock leaves it held, and no other thread ever gets
-    it.
+    The lock is released even if a limit strikes just after `acquire()` has taken it. A `with` statement can't promise
+    this. In Python 3.14, a limit can strike just after `with` has taken the lock; the lock then stays held, and no
+    other thread ever gets it.
     """
     try:
         return work() if lock.acquire(timeout=timeout) else None

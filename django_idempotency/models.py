@@ -97,9 +97,9 @@ class IdempotencyKey(models.Model):
             # On PostgreSQL, completing an atomic key changes no index. The only exception is the index on
             # `resource_id`, which changes after `refer_to`.
             IndexWhereSet(fields=["locked_until"], name="idempotency_locked_idx", set_column="locked_until"),
-            # Finds the failed keys (each has a `last_error`), starting with those that need attention, followed by the
-            # others by age. There is only one index for both groups, because PostgreSQL must check the condition of
-            # every partial index at each claim and completion.
+            # Finds the failed keys, all of which have a `last_error`: first those that need attention, then the others
+            # by age. A single index serves both groups, because PostgreSQL must check the condition of every partial
+            # index at each claim and completion.
             IndexWhereSet(
                 fields=["attention_at", "created_at"],
                 name="idempotency_failed_idx",
@@ -142,9 +142,9 @@ class IdempotencyStep(models.Model):
         WRITE = "write", _("local write")
 
     id = models.BigAutoField(primary_key=True)
-    # There is no foreign key constraint, because with one, the database would look for steps whenever a key is
-    # deleted, even though atomic-mode keys have none. There is no separate index either, because the index of the
-    # unique constraint begins with this column.
+    # There is no foreign key constraint: it would make the database look for steps whenever a key is deleted, although
+    # atomic-mode keys have none. A separate index isn't needed, because the index of the unique constraint begins with
+    # this column.
     key = models.ForeignKey(
         IdempotencyKey, models.CASCADE, related_name="steps", db_constraint=False, db_index=False, verbose_name=_("key")
     )

@@ -63,7 +63,7 @@ class Answer:
         return 200 <= self.status < 300
 
     def repeats(self, first: Answer) -> bool:
-        """Whether this is the first request's response, without a header that says that the work has run again."""
+        """Whether this is the first response again, and no header says that the work has run a second time."""
         return (self.status, self.body) == (first.status, first.body) and self.replayed != "false"
 
 

@@ -144,7 +144,7 @@ class ReleaseForm(DecisionForm):
 
     @classmethod
     def fits(cls, facts: Facts) -> bool:
-        """A half-done key can continue without being released; an undecryptable key would fail even if released."""
+        """A half-done key continues without a release. An undecryptable key would fail even after a release."""
         return facts.idle and facts.state is not HALF_DONE and not facts.unreadable
 
     @classmethod

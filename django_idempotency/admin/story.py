@@ -158,7 +158,7 @@ def _after_doubt(facts: Facts) -> str:
 
 
 def to_do(facts: Facts) -> str:
-    """Say what to do. For an abandoned key, the worker comes first: it must be dead and not just slow."""
+    """Say what to do. For an abandoned key, first make sure that the worker is dead and not just slow."""
     if facts.unreadable:
         return _(
             "Do not ask the client to retry; put the missing encryption key back. If it is lost for good, never "

@@ -100,8 +100,7 @@ def readable_body(body: bytes) -> str:
 def cut(text: bytes) -> str:
     """The beginning of the text, unchanged.
 
-    JSON is not indented. To indent it, it would have to be parsed, which could change numbers and would drop one of
-    two values with the same name.
+    JSON is not indented, because parsing it could change numbers, and would drop one of two values with the same name.
     """
     more = "\n" + _("… (%(size)d bytes in all)") % {"size": len(text)} if len(text) > SHOWN else ""
     return encodable(text[:SHOWN].decode(errors="replace") + more)

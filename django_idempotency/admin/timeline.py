@@ -187,7 +187,7 @@ def _decisions(key: Shown) -> Iterator[Entry]:
             "",
             (_("reason"), encodable(made.reason)),
             *((_("in doubt then"), _past_doubt(key.facts.row, step)) for step in made.steps),
-            # A replaced result is still sealed if no encryption key could decrypt it when it was replaced.
+            # A replaced result is still sealed if no encryption key could decrypt it at the time of the decision.
             (_("replaced result"), _result(key, made.replaced, made.detail) if made.replaced else ""),
         )
 

@@ -25,7 +25,7 @@ class KeyValueBackend:
     response, a tombstone is stored."""
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, seconds: float) -> bytes | None:
-        """Return the value stored under `name`, and in the same atomic step replace it if it equals `old`.
+        """Return the value stored under `name`. If it equals `old`, replace it in the same atomic step.
 
         Args:
             name: about 40 ASCII characters without spaces.

@@ -36,7 +36,10 @@ def authenticators_of(callback: Any, target: Any) -> list[Any]:
 
 
 def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
-    """Yield each authenticator that checks a JWT but returns only a user who is in no table, with the user's class."""
+    """Yield pairs of an authenticator and its user class.
+
+    The authenticator checks a JWT, and returns a user without a token. No table contains these users.
+    """
     for authenticator in authenticators:
         check = getattr(authenticator, "authenticate", authenticator)
         if any(_is_library(value) for _, value in _named(check)):
@@ -44,7 +47,7 @@ def strangers(authenticators: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def bare_token_checks(callback: Any) -> Iterator[str]:
-    """Yield each decorator that decodes a JWT, and the view itself if it does.
+    """Yield the name of each function that decodes a JWT: a decorator of the view, or the view itself.
 
     Nothing is yielded if the code of the view or of any decorator mentions `user`.
     """
@@ -56,7 +59,7 @@ def bare_token_checks(callback: Any) -> Iterator[str]:
 
 
 def _users(check: Callable[..., Any]) -> Iterator[Any]:
-    """Yield the user classes in the return annotation that have no token beside them: `User` or `tuple[User, None]`."""
+    """Yield each user class that the return annotation contains without a token: `User` or `tuple[User, None]`."""
     hint: Any = None
     with suppress(Exception):  # an annotation may name something that can't be resolved
         hint = get_type_hints(innermost(getattr(check, "__func__", check))).get("return")
@@ -87,7 +90,7 @@ def _has(user: type, attribute: str) -> bool:
 
 
 def _named(function: Any, depth: int = HELPERS) -> Iterator[tuple[str, Any]]:
-    """Yield the names in a function's code with their global values, and the names in the functions that it uses."""
+    """Yield the names in a function's code with their global values. The functions that it uses are included."""
     function = getattr(function, "__func__", function)
     code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     for name in code.co_names if code else ():

@@ -145,7 +145,7 @@ class Answers(NamedTuple):
     def methods(self) -> list[str]:
         """Return the methods to list.
 
-        If the view declares no methods, the protected methods are listed, or "ANY" if the view is unprotected.
+        If the view declares no methods, list those that are protected. If it is not protected either, list "ANY".
         """
         if self.method is not None:
             return [self.method]
@@ -157,7 +157,10 @@ class Answers(NamedTuple):
 
 
 def declarations_of(callback: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe method. For a view that declares no methods, yield one without a method."""
+    """Yield an `Answers` for each unsafe method.
+
+    For a view that declares no methods, yield a single `Answers` without a method.
+    """
     for candidate in unwrapped(callback):
         if (operations := adapter_of(candidate).operations(candidate)) is not None:
             return (Answers(*each) for each in operations)
@@ -167,7 +170,10 @@ def declarations_of(callback: Any) -> Iterator[Answers]:
 
 
 def _of_class(callback: Any, cls: Any) -> Iterator[Answers]:
-    """Yield an `Answers` for each unsafe handler, or one without a method if the class answers in `dispatch`."""
+    """Yield an `Answers` for each unsafe handler.
+
+    If the class answers in `dispatch`, yield a single `Answers` without a method.
+    """
     whole = _whole(callback, cls)
     if answers_in_dispatch(cls):
         yield Answers(None, dotted_name(cls), whole)
@@ -197,8 +203,8 @@ def of_handler(
 def _whole(callback: Any, cls: Any) -> Declaration | None:
     """Return the declaration that protects a whole class-based view, or None.
 
-    It can be on the URL's callback or on any `dispatch` in the MRO, because an unprotected `dispatch`, such as that of
-    `LoginRequiredMixin`, can run before a protected one.
+    This declaration is on the URL's callback or on a `dispatch` in the MRO. Every `dispatch` is searched, because an
+    unprotected one, such as `LoginRequiredMixin`'s, can run before a protected one.
     """
     dispatches = (vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base))
     return next(
@@ -209,7 +215,7 @@ def _whole(callback: Any, cls: Any) -> Declaration | None:
 def _of_function(callback: Any) -> Iterator[Answers]:
     """Yield an `Answers` for each unsafe method that the function's `require_http_methods` decorators allow.
 
-    If the function has no such decorator, yield one without a method.
+    If the function has no such decorator, yield a single `Answers` without a method.
     """
     view, declaration = dotted_name(callback), declaration_of(callback)
     # `require_http_methods` keeps its list of methods in a closure.

@@ -87,7 +87,7 @@ def documented_responses(options: Options) -> list[Problem]:
     """Return all responses that the package itself can send to a client of this endpoint, sorted by status."""
     snapshot = Snapshot(status_code=200, headers=(), body=None)
     still = "The first request with this key is still being processed. Location is its status page."
-    # This text is general, because the real `detail` names the status of the response that was not stored.
+    # The real `detail` also names the status of the response that was not stored. This text is more general.
     no_response = "The request was processed, but its response was not kept. It is not run again."
     with override(None):
         outstanding = problems.outstanding(options)

@@ -1,7 +1,7 @@
 """How is a whole GraphQL request protected if it has a mutation?
 
 A request runs without protection only if all its operations are known to be queries. Every other request needs a key,
-because an operation that this package cannot find or read may be a mutation that the library runs.
+because the library may run a mutation that this package cannot find or read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _only_queries(request: HttpRequest, persisted: Mapping[str, str]) -> bool:
 
 
 def _entries(request: HttpRequest) -> Iterator[Any]:
-    """Yield the contents of each place from which a library may take an operation: the URL and the body."""
+    """Yield the contents of the URL and of the body, because a library may read an operation from either of them."""
     if request.GET:
         yield request.GET.dict()
     if request.method == "GET":

@@ -120,8 +120,8 @@ def cleanup_idempotency_keys(
 def is_over(stop: Event | None, deadline: float) -> bool:
     """Whether a cleanup or a recovery must stop.
 
-    `stop.wait()` would briefly take the event's lock, and a signal handler that calls `stop.set()` in the same thread
-    would then wait forever for a lock that its own thread holds. `is_set()` takes no lock.
+    `is_set()` takes no lock, but `stop.wait()` would briefly take the event's lock. If a signal handler called
+    `stop.set()` in the same thread during that time, it would wait forever for a lock that its own thread holds.
     """
     return time.monotonic() >= deadline or (stop is not None and stop.is_set())
 

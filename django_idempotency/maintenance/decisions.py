@@ -67,8 +67,8 @@ NAMES = {field.name for field in fields(Decision)}
 def decisions_of(key: IdempotencyKey) -> list[Decision]:
     """Return the decisions about this key, oldest first. Runs no query. Raises `NotDecryptable`.
 
-    Unknown fields are ignored. An entry that cannot be read, for example because a newer version of the package wrote
-    it, becomes a decision whose action is "unreadable" and whose time is that of the key's last change.
+    Unknown fields are ignored. Some entries cannot be read, for example because a newer version of the package wrote
+    them. Such an entry becomes a decision with the action "unreadable" and the time of the key's last change.
     """
     unreadable = Decision(action="unreadable", at=key.updated_at.isoformat(), by="?")
     return [

@@ -42,7 +42,7 @@ partitions."""
 def earlier_results(keys: QuerySet[IdempotencyKey], operation: str, step: str) -> list[str]:
     """Return the latest results of a step under completed keys of an operation, newest first, as they are stored.
 
-    Results that a person has recorded are left out, as are those that cannot be decrypted.
+    Results that a person has recorded and results that cannot be decrypted are left out.
     """
     stored = IdempotencyStep.objects.using(keys.db)
     newest = stored.aggregate(newest=Max("pk"))["newest"] or 0
@@ -52,7 +52,8 @@ def earlier_results(keys: QuerySet[IdempotencyKey], operation: str, step: str) -
     # The database may ignore the name's case, but a result can be decrypted only with the exact name of its step.
     own = completed.filter(steps__pk__in=latest, **OWN).annotate(named=F("steps__name"), text=F("steps__result"))
     texts = []
-    # The admin's queryset defers the decisions, which would then be read by the key's id, and two keys can share an id.
+    # Load the decisions here, although the admin's queryset defers them. A later query would find them only by the
+    # key's id, and two keys can share an id.
     for owner in own.defer(None).defer("headers", "body").order_by("-pk")[:COMPARED]:
         if owner.named == step and step not in correctable(owner):
             with suppress(NotDecryptable, RecursionError, ValueError):

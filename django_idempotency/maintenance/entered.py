@@ -91,9 +91,9 @@ def _row_of(value: Any, using: str, allowed: Callable[[type[Model]], bool]) -> A
         return value
     if not allowed(model):
         raise ValueError(_("You need the permission to view %(model)s.") % {"model": value["model"]})
-    # Unless the value names an alias, the row is read where a retry will read it: from the write alias, not a replica.
-    # If the key is on a different alias, the result may be a row of the key's database, and the row with the same id on
-    # the write alias could be another customer's.
+    # Unless the value names an alias, read the row from the write alias, as a retry will, and not from a replica. If
+    # the key is on a different alias, the result may be a row of the key's database. A row with the same id on the
+    # write alias could then be another customer's.
     alias = value.get("using") or router.db_for_write(model)
     if alias != using and not value.get("using"):
         text = _(

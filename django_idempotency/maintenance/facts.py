@@ -55,8 +55,8 @@ class Facts(Seen):
     def unkeyed(self) -> list[str]:
         """The calls in doubt that the called service may not recognize if they are repeated.
 
-        Such a call was either started at least once without a derived key, or first started so long ago that the
-        called service may have forgotten the key. "retry-keyed" does not repeat these calls.
+        Some of these calls were started at least once without a derived key. Others were first started so long ago that
+        the called service may have forgotten the key. "retry-keyed" does not repeat these calls.
         """
         oldest = self.now - timedelta(seconds=seconds_of(get_settings().derived_keys_last))
         calls = [step for step in self.doubts if step.kind == Kind.CALL]
@@ -104,8 +104,8 @@ class Facts(Seen):
 def facts_of(rows: Iterable[IdempotencyKey], *, steps: bool = False, results: bool = False) -> list[Facts]:
     """Return the facts about each row, in the same order. All rows must be in the same database.
 
-    However many rows there are, this takes two queries: one for the database's time, by which keys expire, and one for
-    the steps. The second is left out if all keys are completed and both arguments are False.
+    This takes two queries, no matter how many rows there are: one for the database's time, by which keys expire, and
+    one for the steps. The query for the steps is left out if all keys are completed and both arguments are False.
 
     Args:
         steps: whether to read the steps even if all keys are completed.

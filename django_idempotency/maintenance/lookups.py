@@ -82,10 +82,10 @@ def in_doubt(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
 
 
 def half_done(*, using: str | None = None) -> QuerySet[IdempotencyKey]:
-    """Find keys that no worker holds and that have no final result, although an external call has finished.
+    """Find half-done keys: an external call has finished, there is no final result, and no worker holds the key.
 
-    They come in no particular order, have no step in doubt, and do not expire before they are completed.
-    The query reads the partial indexes on failed keys and on leased keys.
+    They have no step in doubt, cannot expire until they are completed, and come in no particular order. The query reads
+    the partial indexes on failed keys and on leased keys.
     """
     return _in(HALF_DONE, using)
 
@@ -158,7 +158,7 @@ def version_of(row: IdempotencyKey) -> str:
     """Return a key's version: text that differs after each change that matters to a person.
 
     A worker's attempt, a decision, and a result recorded by `reconcile` count as such changes. A recovery that settles
-    nothing does not, although it is an attempt with its own lease.
+    nothing doesn't count, although it is an attempt with its own lease.
     """
     parts = (str(waits_since(row)), row.status == row.Status.COMPLETED, row.unknown, row.effects)
     return f"v{sha256(repr(parts).encode()).hexdigest()[:15]}"
@@ -181,7 +181,7 @@ def same_row(row: IdempotencyKey) -> QuerySet[IdempotencyKey]:
 def in_other_operations(
     rows: Sequence[IdempotencyKey], among: QuerySet[IdempotencyKey], at_most: int | None = None
 ) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
-    """Yield pairs: one of these rows, and the same caller's row for the same key in another operation.
+    """Yield pairs of rows with the same key and caller: the first is in `rows`, the second in another operation.
 
     The unique index finds all callers' rows for a key.
 

@@ -251,7 +251,7 @@ def _completed_elsewhere(row: IdempotencyKey) -> tuple[Outcome, str] | None:
 
 @dataclass
 class _Asking(Work[Any]):
-    """Calls one key's `reconcile`, but never runs the work: what `reconcile` doesn't settle is left to a retry."""
+    """Calls one key's `reconcile`, but never runs the work: a retry must do what `reconcile` doesn't settle."""
 
     row: IdempotencyKey
     declared: Declaration
@@ -339,7 +339,7 @@ def _remember(row: IdempotencyKey, made: Decision) -> None:
             # No entry is added to a trail that was damaged in the database.
             with suppress(NotDecryptable):
                 same_row(row).update(decisions=with_decision(held, made))
-                # A new `attention_at` makes a person who has seen the key look again.
+                # A new `attention_at` changes the key's version, so a person who has seen the key must look again.
                 same_row(row).filter(attention_at__isnull=False).update(attention_at=Clock())
 
     atomically(str(row._state.db), remember)

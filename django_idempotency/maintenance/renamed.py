@@ -5,14 +5,15 @@ A retry no longer finds its key if the route or the operation has been renamed o
 # Note [Operations are found among the keys that expire next]
 No index has the operation as its first column, and a table scan would be too slow for an admin page. Two bounded
 queries are enough: one for the keys that need attention, and one for those that expire next. For each `ttl`, the keys
-that expire next are the oldest that are still replayed. If a route has been renamed since these keys were stored, they
-include its old name, unless the route receives only a tiny share of all requests. An earlier rename has left no keys
-behind.
+that expire next are the oldest keys that can still be replayed. If a route has been renamed since they were stored,
+some of them have its old name, unless the route receives only a tiny share of all requests. An earlier rename has left
+no keys behind.
 
 # Note [Names that no endpoint has]
-`run_once` accepts any name, and nothing lists its calls. Its keys are recognized by what they store: a result in an
-envelope that no response has. Names that `run_once` makes from a function, such as "shop.tasks.pay", are left out. If
-a view chooses its options for each request, any name could belong to that view, so only the names of routes are listed.
+`run_once` accepts any name, and nothing lists its calls. Its keys are recognized by the stored value, which is a result
+in an envelope that no response has. Names that `run_once` makes from a function, such as "shop.tasks.pay", are left
+out. If a view chooses its options for each request, any name could belong to that view, so only the names of routes are
+listed.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ def unknown_operations(*, using: str | None = None, urlconf: str | None = None) 
 def sent_to_two_operations(
     operations: Iterable[str], *, using: str | None = None
 ) -> Iterator[tuple[IdempotencyKey, IdempotencyKey]]:
-    """Yield pairs of keys with the same caller and text: a key of one of these operations, and a key of another one.
+    """Yield pairs of keys with the same caller and text: the first under an old name, the second under another name.
 
-    After a rename, both requests may have charged the customer. The table is read once for each operation, because no
-    index begins with the operation; the other keys are found by an index.
+    After a rename, both requests may have charged the customer. No index begins with the operation, so the whole table
+    is read once for each old name. The second keys are found by an index.
 
     Args:
         operations: the old names, for example from `unknown_operations`.
@@ -100,7 +101,7 @@ def sent_to_two_operations(
 
 
 def _by_run_once(alias: str, operation: str, pks: list[int]) -> bool:
-    """Whether a completed key of this operation holds what only `run_once` stores."""
+    """Whether a completed key of this operation contains a result in the form that only `run_once` stores."""
     rows = IdempotencyKey.objects.using(alias).filter(pk__in=pks, operation=operation, status_code=DONE)
     return any(map(_is_result, rows.exclude(body=None).order_by("-pk")[:LOOKED_AT]))
 

@@ -139,7 +139,7 @@ def close_with(
 
 
 def refuse_unfinal(status: int, name: str) -> None:
-    """Raise `ValueError` unless a key can be closed with this status. `name` is what the caller calls it."""
+    """Raise `ValueError` unless a key can be closed with this status. The message calls the status `name`."""
     if status not in CLOSING:
         raise ValueError(f"{name} {status} is not a final answer: pass one from {CLOSING[0]} to {CLOSING[-1]}.")
 

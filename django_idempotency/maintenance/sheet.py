@@ -5,11 +5,11 @@ mark. If anything else seems to have been altered, the whole file is rejected, b
 different key or a different charge.
 
 # Note [Formulas]
-A spreadsheet runs a cell that begins with `=` or a similar character, and clients choose keys and resources. A cell may
-also begin in the middle of a text: depending on its language and settings, a spreadsheet splits lines at semicolons,
-tabs or spaces instead of commas, and then ignores the quotation marks. That's why `cell` puts an apostrophe before each
-place inside the text where such a cell could begin, however the file is split. If apostrophes are already
-there, `cell` adds one more, so that `read` gets the original text back by removing one.
+Clients choose keys and resources, and a spreadsheet runs each cell that begins with `=` or a similar character. A cell
+may also begin in the middle of a text. Depending on its language and settings, a spreadsheet splits lines at
+semicolons, tabs or spaces instead of commas, and then ignores the quotation marks. Inside the text, `cell` therefore
+adds an apostrophe wherever such a cell could begin. If apostrophes are already there, `cell` adds one more, and `read`
+gets the original text back by removing one.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def read(path: str, using: str) -> list[Filled]:
 def _filled(cells: dict[str, str], using: str) -> Filled:
     if None in cells or None in map(cells.get, READ):
         raise ValueError("its cells do not match the heading. Export the list again")
-    # Results aren't exported, so a result that a person has typed is not unescaped.
+    # A person types the results. They are never exported, so there is nothing to unescape.
     typed = {name: cells[name] if name == "result" else text_of(cells[name]) for name in READ}
     try:
         reference = re.fullmatch("[0-9a-f]{16}", typed["reference"])[0]  # type: ignore[index]

@@ -150,7 +150,7 @@ class DatabasesCommand(IdempotencyCommand):
     def _run(
         self, alias: str | None, schema: str | None, one_of_several: bool, options: dict[str, Any], stop: Event
     ) -> bool | None:
-        """Return whether keys need attention, or None if this database or schema failed but others follow."""
+        """Return whether keys need attention. If this database or schema failed, and is one of several, return None."""
         place = ": ".join(filter(None, (alias, schema)))
         name, self._began = f"{place}: " if one_of_several else "", time.monotonic()
         try:
@@ -228,8 +228,8 @@ def stoppable(stop: Event, run: Callable[[], object]) -> list[int]:
         received.append(number)
         if not earlier:
             first = time.monotonic()
-            # `set` is called only once: a second call, from a signal handler that interrupts the first, would wait
-            # forever for the lock that the first still holds.
+            # `set` is called only once. Another signal could interrupt this call. If its handler called `set` again, it
+            # would wait forever for a lock that this call still holds.
             stop.set()
         elif time.monotonic() - first >= MOMENT:
             raise SystemExit(128 + number)

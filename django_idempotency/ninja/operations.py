@@ -2,10 +2,10 @@
 
 # Note [Around the operation and around its function]
 In Django Ninja, `Operation.run` authenticates and throttles the caller, parses the parameters, and then calls the
-operation's function. The decorator adds two wrappers: an inner one that protects the function, and an outer one around
-`Operation.run` that tells the inner one which operation is running. If one of the API's exception handlers raises an
-exception, the inner wrapper stores it, and the outer one raises it again. If the inner wrapper raised it itself,
-`Operation.run` would pass it to the same handlers a second time.
+operation's function. The decorator adds two wrappers. The inner wrapper protects the function. The outer wrapper
+encloses `Operation.run`, and tells the inner one which operation is running. If one of the API's exception handlers
+raises an exception, the inner wrapper stores it, and the outer one raises it again. If the inner wrapper raised it
+itself, `Operation.run` would pass it to the same handlers a second time.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def idempotent_operation(view: Any = None, /, **options: Any) -> Any:
     example with ATOMIC_REQUESTS. If it raises an exception, its writes are rolled back before the API's exception
     handlers build the response. That response is stored if it is final.
 
-    Put `idempotent_operation` below the route decorator. You can use it without parentheses, or pass it options as
-    keyword arguments or a single `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication,
+    Put `idempotent_operation` below the route decorator. You can use it without parentheses, or pass options as keyword
+    arguments or as a single `Idempotency` object. It protects the route's unsafe HTTP methods. Authentication,
     throttling and parsing run first, even before a replay.
 
     Raises:
@@ -178,8 +178,9 @@ class NinjaAdapter(Adapter):
         # A session's user may use several tokens; each token is then a separate caller.
         if user is not None and not (told and logged_in(request, user)):
             return HandedOn(user=user, token=auth)
-        # "17" can be shop 17 or partner 17, and Ninja does not say which authenticator returned it: the other may
-        # belong to another API with the same `operation`. Its session authenticators never return a string.
+        # The string "17" can mean shop 17 or partner 17, and Ninja does not say which authenticator returned it.
+        # Another API with the same `operation` may have the other authenticator. Ninja's session authenticators never
+        # return a string.
         callbacks = _operation_of(request).auth_callbacks if told else ()
         others = [one for one in callbacks if type(one).__module__ != "ninja.security.session"]
         return HandedOn(token=auth, authenticator=_authenticator(request, auth, others) if others else "")
@@ -207,7 +208,7 @@ class NinjaAdapter(Adapter):
             return Finished(value=HttpResponse(status=500), verdict=Verdict.ROLL_BACK, reason=describe(unanswered))
 
     def deliver(self, call: Call, response: Any, *, replayed: bool, own: bool = False) -> HttpResponseBase:
-        """See the base class. Another worker's response replaces an exception that no handler has answered."""
+        """See the base class. If no handler has answered an exception, another worker's response replaces it."""
         if not own:
             setattr(call.request, UNANSWERED, None)
         return super().deliver(call, response, replayed=replayed, own=own)

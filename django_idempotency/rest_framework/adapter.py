@@ -48,8 +48,8 @@ class RestFrameworkAdapter(Adapter):
             return super().handed_on(request)  # there is no token: `request.auth` is UNAUTHENTICATED_TOKEN
         if hasattr(request.auth, "is_authenticated"):
             return HandedOn(user=request.auth)
-        # The authenticator is named, because another one can return the same string: in this view, or in another view
-        # with the same `operation`. It is missing only if other code has set `request.auth`.
+        # The authenticator is named, because another authenticator can return the same string, in this view or in
+        # another view with the same `operation`. The name is missing only if other code has set `request.auth`.
         authenticator = request.successful_authenticator
         named = "" if authenticator is None else name_among(request.authenticators, dotted_name, authenticator)
         return HandedOn(token=request.auth, authenticator=named)
@@ -57,7 +57,7 @@ class RestFrameworkAdapter(Adapter):
     def payload(self, request: Any, options: Options, content_type: str) -> Any:
         """Return the data read by the view's own parsers or, if a parser fails, a hash of the raw bytes.
 
-        A parser that fails here fails again when the handler reads `request.data`, and the claim is then rolled back.
+        If a parser fails here, it fails again when the handler reads `request.data`, and the claim is then rolled back.
         In leased mode, however, the claim is already committed by then, and a multipart form cannot be read again. In
         these two cases, the error is raised here, before the claim.
         """
@@ -88,8 +88,8 @@ class RestFrameworkAdapter(Adapter):
     def answer(self, call: Call, error: Exception) -> Finished[HttpResponseBase]:
         """Return the rendered response that REST framework produces for an exception.
 
-        The exception handler and the renderer run in separate transactions: the default handler calls `set_rollback()`,
-        so in a shared transaction, the renderer would be unable to query the database. See `_still_queried`.
+        The exception handler and the renderer run in separate transactions. In a shared one, the renderer could not
+        query the database, because the default handler calls `set_rollback()`. See `_still_queried`.
         """
         if type(error) is type(vars(call.asked_with).get(UNPARSED)):
             raise error  # the parser's error must roll back the claim

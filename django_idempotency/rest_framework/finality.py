@@ -39,7 +39,8 @@ def settle(view: Any, request: Any, final: Any) -> None:
 def leave(view: Any, request: Any, error: Exception) -> None:
     """Let the view respond to an exception that ended the attempt, such as one from COMMIT.
 
-    Every response to a request whose key was used says whether it is a replay. This response says that it is not.
+    Every response to a request whose key was used says whether it is a replay. This response says that it is not a
+    replay.
     """
     guard(type(view))
     vars(request)[LEFT] = error

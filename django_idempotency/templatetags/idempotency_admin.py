@@ -33,7 +33,7 @@ def idempotency_attention(context: Any) -> dict[str, Any]:
     model_admin: Any = site and site._registry.get(IdempotencyKey)
     if not (model_admin and model_admin.has_view_permission(request)):
         return {"address": None}
-    # Importing our admin registers its pages, so it is imported only now that the site is known to have key pages.
+    # This import also registers our admin's pages, so it must wait until the site is known to have key pages.
     from ..admin.decisions import NAME
     from ..admin.headline import headline
 

@@ -223,8 +223,8 @@ class CrashChecks:
     def _wrong(self, stopped: Watch, retried: Watch, retry: Reply, created: int) -> Iterator[tuple[str, str]]:
         """Yield each defect in the retry, with advice on how to fix it.
 
-        A call without a derived key must not be made twice, and a step must keep its name. A look-up that `reconcile`
-        passes to `operation.call`, to record the result of an earlier call, does not count as a second call.
+        A call without a derived key must not be made twice, and a step must keep its name. `reconcile` may pass a
+        look-up to `operation.call`, to record the result of an earlier call. This does not count as a second call.
         """
         known = {*self.repeatable, *(stopped.derived & retried.derived)}
         for (kind, name), function in stopped.ran.items():

@@ -151,8 +151,8 @@ def _copy(client: Any, *, raises: bool = True) -> Any:
     """Copy a Django client with its cookies. Other clients are returned as they are.
 
     A retry must send the same cookies as the first request, because a real client that retries has received neither the
-    first response nor its cookies. With `raises=False`, the copy does not raise the exceptions of views, because it
-    would also raise those of views that run in other threads.
+    first response nor its cookies. A Django client also raises the exceptions of views that run in other threads. With
+    `raises=False`, the copy raises no exceptions of views.
     """
     if not isinstance(client, Client):
         return client
