@@ -95,7 +95,7 @@ logger = logging.getLogger("django_idempotency")
 class KeyCollector:
     """Gauges for the stored keys. Each scrape runs up to nine short queries on each database.
 
-    One scrape at a time uses the databases. A scrape that arrives meanwhile gets the same values.
+    Only one scrape at a time queries the databases. A scrape that arrives meanwhile gets the same values.
 
     Args:
         using: database aliases; default: the write alias of the key table.

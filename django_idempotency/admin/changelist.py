@@ -143,7 +143,7 @@ class OperationFilter(admin.SimpleListFilter):
 
 
 def view_users() -> str:
-    """The permission that a person needs to search for keys by user name."""
+    """The permission required to search for keys by user name."""
     users = get_user_model()._meta
     return f"{users.app_label}.{get_permission_codename('view', users)}"
 

@@ -10,10 +10,10 @@ some of them have its old name, unless the route receives only a tiny share of a
 no keys behind.
 
 # Note [Names that no endpoint has]
-`run_once` accepts any name, and nothing lists its calls. Its keys are recognized by the stored value, which is a result
-in an envelope that no response has. Names that `run_once` makes from a function, such as "shop.tasks.pay", are left
-out. If a view chooses its options for each request, any name could belong to that view, so only the names of routes are
-listed.
+`run_once` accepts any name, and calls to it aren't listed anywhere. Its keys are recognized by the stored value, which
+is a result in an envelope that no response has. Names that `run_once` makes from a function, such as "shop.tasks.pay",
+are left out. If a view chooses its options for each request, any name could belong to that view, so only the names of
+routes are listed.
 """
 
 from __future__ import annotations
