@@ -114,7 +114,7 @@ def exact(text: str) -> str:
 
 
 def _written(sign: str, digits: str, power: int) -> str:
-    """Write a number, given its digits (without zeros at either end) and its power of ten."""
+    """Format a number from its digits (without leading or trailing zeros) and its power of ten."""
     if not digits:
         return "0"
     if max(len(digits) + power, -power, len(digits)) > MAX_PLAIN:

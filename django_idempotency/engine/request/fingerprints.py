@@ -134,7 +134,7 @@ def fingerprint_of(request: HttpRequest, options: Options, asked_with: Any, read
 
 @lru_cache(maxsize=16)
 def _kind(content_type: str) -> str:
-    """Return the content type. All kinds of JSON except patches, such as application/vnd.api+json, count as one."""
+    """Return the content type. JSON types such as application/vnd.api+json are all the same, except for patches."""
     if content_type == "application/json" or not JSON.fullmatch(content_type) or content_type.endswith(PATCHES):
         return content_type
     return versioned("'application/json'", ascii(content_type))

@@ -73,8 +73,8 @@ def scope_text(verified: Verified, claimed: str | None) -> str:
     client such as `application:shop.Client:5`. The account comes first, followed by the parts that tell its callers
     apart, as in `for:user:auth.User:7+application:shop.Client:5`. The account and each part are escaped, so a "+" is
     always a separator. An account that is too long is hashed. All scopes of an account therefore begin alike, and no
-    other scope begins that way. All data that was merely sent forms a single part, `sent:` and a hash. This part never
-    equals a verified one.
+    other scope begins that way. Data that was merely sent is combined into a single part, `sent:` followed by a
+    hash. This part never equals a verified one.
     """
     account = verified.account or str(verified.client)
     client = verified.client if verified.account else None
