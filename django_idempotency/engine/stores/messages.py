@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import select
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -45,8 +46,8 @@ STATE = "_django_idempotency"
 """The attribute of psycopg's connection that holds its `State`. See Note [Prepared statements] in `prepared.py`."""
 LOST = frozenset({"26000", "42P05"})
 """The SQLSTATEs of invalid_sql_statement_name and duplicate_prepared_statement."""
-IDLE, IN_TRANSACTION, IN_ERROR = 0, 2, 3
-"""libpq's PQTRANS_IDLE, PQTRANS_INTRANS and PQTRANS_INERROR."""
+IDLE, ACTIVE, IN_TRANSACTION, IN_ERROR = 0, 1, 2, 3
+"""libpq's PQTRANS_IDLE, PQTRANS_ACTIVE, PQTRANS_INTRANS and PQTRANS_INERROR."""
 BEGIN, COMMIT = (b"", b"BEGIN; "), (b"", b"; COMMIT")
 """What a message begins or ends with: nothing at index 0 (False), and BEGIN or COMMIT at index 1 (True)."""
 DONE = frozenset({1, 2})
@@ -56,6 +57,8 @@ PLAIN = (False, None, None, None)
 LARGE = 64 * 1024
 """The size in bytes above which a body is sent as a binary parameter: long hexadecimal text is slow to parse."""
 POLL = getattr(select, "poll", None)  # not on Windows
+CANCEL = 5.0
+"""For how many seconds the server is asked to cancel a message, as in psycopg after Ctrl-C."""
 SOON = 50
 """The time, in milliseconds, within which the server answers a claim that doesn't wait for a lock."""
 WRAPPERS = ("django.db.backends.postgresql.base", "django.contrib.gis.db.backends.postgis.base")
@@ -84,7 +87,12 @@ def begin(connection: Any, statements: dict[str, Statement], values: Values, *, 
         preparation = b"".join(statement.preparation for statement in reversed(statements.values()))
         after = PREPARED
     message, after = claim.filled(raw, after, values)
-    results = _send(connection, b"BEGIN; " + preparation + message + COMMIT[last])
+    try:
+        results = _send(connection, b"BEGIN; " + preparation + message + COMMIT[last])
+    except BaseException:
+        if last:
+            _cancel(raw)
+        raise
     if after is not state:
         setattr(raw, STATE, after)
     return results[-1 - last]
@@ -252,6 +260,16 @@ def _received(raw: Any, message: bytes | None = None) -> list[Any]:
                 return results
             results.append(result)
     return [*results, *raw.wait(generators.execute(pgconn))]
+
+
+def _cancel(raw: Any) -> None:
+    """If the server is still working on a message, cancel it: a COMMIT at its end would commit for nobody.
+
+    psycopg itself does so only after Ctrl-C and, in newer versions, SystemExit.
+    """
+    if raw.pgconn.transaction_status == ACTIVE:
+        with suppress(psycopg.Error):
+            raw.cancel_safe(timeout=CANCEL) if hasattr(raw, "cancel_safe") else raw.cancel()
 
 
 def _raising(error: BaseException) -> Iterator[int]:

@@ -101,7 +101,7 @@ def test_a_time_out_of_a_migration_is_busy(in_threads: Threads, setting: str, wa
     connection.Database.__name__ == "psycopg2", reason="a statement of psycopg2 runs in C, which no signal interrupts"
 )
 @pytest.mark.parametrize("lease", [None, 60])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimeoutError])
 @pytest.mark.parametrize("soon", [60_000, 0, None, "sent"])
 def test_a_claim_that_waits_for_a_migration_sees_a_signal(
     monkeypatch: pytest.MonkeyPatch, soon: int | str | None, kind: type[BaseException], lease: int | None
