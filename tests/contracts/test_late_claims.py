@@ -112,3 +112,13 @@ def test_a_key_with_an_open_step_is_not_completed(store: Store, kind: str) -> No
     with transaction.atomic():
         store.complete_settled(claim, SNAPSHOT, 60.0)
     assert IdempotencyKey.objects.get().status == "completed"
+
+
+@pytest.mark.parametrize("name", ["complete_for", "complete_settled"])
+def test_a_completion_for_a_ttl_counts_from_now_on(store: Store, name: str) -> None:
+    """`ttl` of the claim, 60 seconds, counts no more: leased work may have taken longer."""
+    claim = claimed(store)
+    with transaction.atomic():
+        getattr(store, name)(claim, SNAPSHOT, 600.0)
+    row = IdempotencyKey.objects.get()
+    assert (row.expires_at - row.completed_at).total_seconds() == pytest.approx(600, abs=1)

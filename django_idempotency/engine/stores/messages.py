@@ -263,9 +263,9 @@ def _received(raw: Any, message: bytes | None = None) -> list[Any]:
 
 
 def _cancel(raw: Any) -> None:
-    """If the server is still working on a message, cancel it: a COMMIT at its end would commit for nobody.
+    """If the server is still working on a message, cancel it. Otherwise, the COMMIT at its end could still take effect.
 
-    psycopg itself does so only after Ctrl-C and, in newer versions, SystemExit.
+    psycopg does this itself, but only after Ctrl-C and, in newer versions, after SystemExit.
     """
     if raw.pgconn.transaction_status == ACTIVE:
         with suppress(psycopg.Error):

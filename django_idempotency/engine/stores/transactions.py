@@ -243,7 +243,7 @@ class Transaction:
 
 
 def atomically(alias: str | None, work: Callable[[], T], **how: bool) -> T:
-    """Do the work inside an `atomic()` block, and leave no transaction open, whatever exception strikes.
+    """Do the work inside an `atomic()` block. No exception, wherever it is raised, leaves a transaction open.
 
     See Note [An exception at any moment].
 
