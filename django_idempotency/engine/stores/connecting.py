@@ -6,10 +6,14 @@ See Note [An exception at any moment] in `transactions.py`.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any
 
 from django.db import Error
+
+INTERVAL = 0.1
+"""How often psycopg looks for signals while it waits, in seconds, as in psycopg itself."""
 
 
 def opened(connection: Any) -> None:
@@ -25,6 +29,32 @@ def opened(connection: Any) -> None:
     except BaseException:
         give_up(connection)
         raise
+
+
+def commit(connection: Any) -> None:
+    """Send COMMIT by itself. No exception that interrupts the wait cancels it.
+
+    psycopg cancels what it waits for after Ctrl-C and, in newer versions, after SystemExit, with which gunicorn ends a
+    worker that takes too long. If the server waits for its standby, a cancelled COMMIT takes effect at once, on this
+    server alone. Retries would replay the response of an order that a failover then loses. Without the cancellation,
+    the server goes on waiting, and keeps the key's lock.
+    """
+    raw = connection.connection
+    if hasattr(raw, "pgconn"):
+        raw.wait = partial(wait_without_cancel, raw)
+        try:
+            connection.commit()
+        finally:
+            del raw.wait
+    else:
+        connection.commit()
+
+
+def wait_without_cancel(raw: Any, work: Any) -> Any:
+    """Wait for psycopg's generator as `raw.wait` does, but leave the server alone after Ctrl-C or SystemExit."""
+    from psycopg import waiting
+
+    return waiting.wait(work, raw.pgconn.socket, INTERVAL)
 
 
 def give_up(connection: Any) -> None:

@@ -27,10 +27,11 @@ from django.db import DatabaseError
 from django.db.backends.utils import CursorWrapper
 
 from ..conf import get_settings
+from .connecting import wait_without_cancel
 from .prepared import AFTER_THE_FIRST, BY_CURSOR, NEW, NEW_TEXT, PREPARED, TEXT, USED, State, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .queries import Values
 
@@ -87,12 +88,7 @@ def begin(connection: Any, statements: dict[str, Statement], values: Values, *, 
         preparation = b"".join(statement.preparation for statement in reversed(statements.values()))
         after = PREPARED
     message, after = claim.filled(raw, after, values)
-    try:
-        results = _send(connection, b"BEGIN; " + preparation + message + COMMIT[last])
-    except BaseException:
-        if last:
-            _cancel(raw)
-        raise
+    results = _send(connection, b"BEGIN; " + preparation + message + COMMIT[last])
     if after is not state:
         setattr(raw, STATE, after)
     return results[-1 - last]
@@ -112,7 +108,7 @@ def send(connection: Any, statement: Statement, values: Values, *, last: bool) -
         state, first = vars(raw)[STATE], raw.pgconn.transaction_status == IDLE
         message, after = statement.filled(raw, state, values)
         try:
-            _send(connection, BEGIN[first] + message + COMMIT[last])
+            _send(connection, BEGIN[first] + message + COMMIT[last], commits=last)
         except DatabaseError as error:
             _go_on_by_text(raw, error)
             raise
@@ -128,7 +124,7 @@ def end_while(connection: Any, work: Callable[[], T]) -> T:
         try:
             return work()
         finally:
-            _received(raw)  # nothing was written, so it doesn't matter how the COMMIT ends
+            _received(raw, commits=True)  # nothing was written, so it doesn't matter how the COMMIT ends
     except psycopg.Error:
         with connection.wrap_database_errors:
             raise
@@ -211,17 +207,17 @@ def _is_original(method: Any) -> bool:
 # --- how messages are sent
 
 
-def _send(connection: Any, message: bytes) -> list[Any]:
+def _send(connection: Any, message: bytes, *, commits: bool = False) -> list[Any]:
     """Send a message, and return the results of its statements. psycopg's errors become Django's.
 
     A claim may have to wait for a migration, and a COMMIT for a standby. As with Django's cursor, signals are handled
-    during this wait, and Ctrl-C also makes the server stop waiting. libpq's own wait would do neither. If a pooler
-    closed the connection, libpq's wait would also show only the last error.
+    during this wait. libpq's own wait wouldn't do that, and if a pooler closed the connection, it would also show only
+    the last error.
 
     psycopg's lock is not taken: no other thread uses Django's connection, and an exception could leave it locked.
     """
     try:
-        results = _received(connection.connection, message)
+        results = _received(connection.connection, message, commits=commits)
         if results[-1].status in DONE:
             return results
         # A server or pooler first reports why it is closing the connection; libpq then adds its own, vaguer error.
@@ -234,8 +230,12 @@ def _send(connection: Any, message: bytes) -> list[Any]:
             raise
 
 
-def _received(raw: Any, message: bytes | None = None) -> list[Any]:
+def _received(raw: Any, message: bytes | None = None, *, commits: bool) -> list[Any]:
     """Send the message, if there is one, and return all results. Signals are handled while this function waits.
+
+    If an exception interrupts the wait, the server is asked to cancel the message. Without this, a claim that carries
+    its COMMIT could still take effect, although nobody does its work. A message that `commits` a result is never
+    cancelled: see `commit` in `connecting.py`.
 
     psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function takes
     only 10 µs longer.
@@ -249,32 +249,18 @@ def _received(raw: Any, message: bytes | None = None) -> list[Any]:
             answer = POLL()
             answer.register(pgconn.socket, select.POLLIN)
             soon = answer.poll(SOON)
-    # psycopg's `wait` re-raises the exception; after Ctrl-C, it first cancels the statement that may already have been
-    # sent.
-    except BaseException as error:  # noqa: BLE001
-        raw.wait(_raising(error))
-    if soon:
-        pgconn.consume_input()
-        while not pgconn.is_busy():
-            if (result := pgconn.get_result()) is None:
-                return results
-            results.append(result)
-    return [*results, *raw.wait(generators.execute(pgconn))]
-
-
-def _cancel(raw: Any) -> None:
-    """If the server is still working on a message, cancel it. Otherwise, the COMMIT at its end could still take effect.
-
-    psycopg does this itself, but only after Ctrl-C and, in newer versions, after SystemExit.
-    """
-    if raw.pgconn.transaction_status == ACTIVE:
-        with suppress(psycopg.Error):
-            raw.cancel_safe(timeout=CANCEL) if hasattr(raw, "cancel_safe") else raw.cancel()
-
-
-def _raising(error: BaseException) -> Iterator[int]:
-    yield from ()
-    raise error
+        if soon:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                if (result := pgconn.get_result()) is None:
+                    return results
+                results.append(result)
+        return [*results, *wait_without_cancel(raw, generators.execute(pgconn))]
+    except BaseException:
+        if not commits and pgconn.transaction_status == ACTIVE:
+            with suppress(psycopg.Error):
+                raw.cancel_safe(timeout=CANCEL) if hasattr(raw, "cancel_safe") else raw.cancel()
+        raise
 
 
 @cache

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from django.db import Error, connections, transaction
 
 from ...exceptions import TransactionBroken
-from .connecting import close_stuck, forget_blocks, give_up, is_stuck, replace_held_lock, without_held_locks
+from .connecting import close_stuck, commit, forget_blocks, give_up, is_stuck, replace_held_lock, without_held_locks
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class Transaction:
         elif self.is_outermost:
             forget_blocks(connection)
             if (pgconn := getattr(connection.connection, "pgconn", None)) is None or pgconn.transaction_status:
-                connection.commit()
+                commit(connection)
             else:  # a message has sent COMMIT, so only set what Django sets after a COMMIT
                 connection.errors_occurred, connection.run_commit_hooks_on_set_autocommit_on = False, True
             connection.set_autocommit(True)

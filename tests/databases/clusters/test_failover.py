@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,10 +15,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import Error, OperationalError, connection
+from django.db import Error, OperationalError, connection, connections
 from django.db.models import F
 
-from django_idempotency import Operation, StoreBusy, run_once
+from django_idempotency import Operation, OperationInProgress, StoreBusy, run_once
 from django_idempotency.models import IdempotencyKey
 from tests.databases.clusters.aliases import alias, point
 from tests.databases.clusters.postgresql import Server, migrated_server
@@ -114,6 +116,57 @@ def test_without_its_answer_nothing_is_confirmed(started: Any) -> None:
         assert kept() == [["before"], ["before"]]
         assert [place_order("before"), place_order("unheard")] == [True, False]
         assert kept() == [["before", "unheard"]] * 2
+
+
+@pytest.mark.skipif(
+    connection.Database.__name__ == "psycopg2", reason="a COMMIT of psycopg2 runs in C, which no signal interrupts"
+)
+@pytest.mark.parametrize("lease", [None, 600], ids=["atomic", "leased"])
+@pytest.mark.parametrize("django_sends", [False, True], ids=["message", "cursor"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_an_exception_during_the_wait_confirms_nothing(
+    started: Any, kind: type[BaseException], django_sends: bool, lease: int | None
+) -> None:
+    """Otherwise, a retry would be answered with a replay, while only the old primary has the order.
+
+    gunicorn ends a worker with SystemExit if a request takes too long, as every COMMIT does without the standby.
+    """
+
+    def order(*operation: Operation) -> str:
+        Order.objects.using("cluster").create(reference="unheard")
+        pair.standby.stop()
+        striking.append(pool.submit(strike))
+        return "ordered"
+
+    def place() -> Any:
+        return run_once(order, scope="s", key="unheard", operation="o", using="cluster", lease=lease)
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise kind
+
+    def strike() -> None:
+        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        if lease is not None:
+            releasing = "SELECT pid FROM pg_locks WHERE NOT granted"
+            eventually("the release of the key to wait for that COMMIT", lambda: pair.primary.execute(releasing))
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    striking: list[Future[None]] = []
+    usual = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
+            place_order("warms-up")
+            connections["cluster"].force_debug_cursor = django_sends
+            with pytest.raises(kind):
+                place()
+            striking.pop().result(DEADLINE)
+            connections["cluster"].force_debug_cursor = False
+            with pytest.raises((StoreBusy, OperationInProgress)):
+                place()
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
 
 
 @pytest.mark.parametrize(
