@@ -1,4 +1,4 @@
-"""How is a connection opened, and how is it closed if an exception may have left it unusable?
+"""How does a connection open and commit, and how is it closed if an exception may have left it unusable?
 
 See Note [An exception at any moment] in `transactions.py`.
 """
@@ -11,6 +11,12 @@ from threading import Lock
 from typing import Any
 
 from django.db import Error
+
+try:
+    import psycopg
+    from psycopg import waiting
+except ImportError:  # The project uses psycopg2, or another database.
+    psycopg = None  # type: ignore[assignment]
 
 INTERVAL = 0.1
 """How often psycopg looks for signals while it waits, in seconds, as in psycopg itself."""
@@ -40,20 +46,18 @@ def commit(connection: Any) -> None:
     the server goes on waiting, and keeps the key's lock.
     """
     raw = connection.connection
-    if hasattr(raw, "pgconn"):
-        raw.wait = partial(wait_without_cancel, raw)
-        try:
-            connection.commit()
-        finally:
-            del raw.wait
-    else:
+    if psycopg is None or not isinstance(raw, psycopg.Connection):
         connection.commit()
+        return
+    try:
+        vars(raw)["wait"] = partial(wait_without_cancel, raw)
+        connection.commit()
+    finally:
+        vars(raw).pop("wait", None)
 
 
 def wait_without_cancel(raw: Any, work: Any) -> Any:
     """Wait for psycopg's generator as `raw.wait` does, but leave the server alone after Ctrl-C or SystemExit."""
-    from psycopg import waiting
-
     return waiting.wait(work, raw.pgconn.socket, INTERVAL)
 
 

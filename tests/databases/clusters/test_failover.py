@@ -157,8 +157,9 @@ def test_an_exception_during_the_wait_confirms_nothing(
     usual = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
-            place_order("warms-up")
             connections["cluster"].force_debug_cursor = django_sends
+            place_order("warms-up")
+            assert "wait" not in vars(connections["cluster"].connection)  # Django's own statements are cancelled
             with pytest.raises(kind):
                 place()
             striking.pop().result(DEADLINE)
