@@ -5,18 +5,13 @@ See Note [An exception at any moment] in `transactions.py`.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any
 
 from django.db import Error
-
-try:
-    import psycopg
-    from psycopg import waiting
-except ImportError:  # The project uses psycopg2, or another database.
-    psycopg = None  # type: ignore[assignment]
 
 INTERVAL = 0.1
 """How often psycopg looks for signals while it waits, in seconds, as in psycopg itself."""
@@ -45,7 +40,7 @@ def commit(connection: Any) -> None:
     server alone. Retries would replay the response of an order that a failover then loses. Without the cancellation,
     the server goes on waiting, and keeps the key's lock.
     """
-    raw = connection.connection
+    raw, psycopg = connection.connection, sys.modules.get("psycopg")
     if psycopg is None or not isinstance(raw, psycopg.Connection):
         connection.commit()
         return
@@ -58,6 +53,8 @@ def commit(connection: Any) -> None:
 
 def wait_without_cancel(raw: Any, work: Any) -> Any:
     """Wait for psycopg's generator as `raw.wait` does, but leave the server alone after Ctrl-C or SystemExit."""
+    from psycopg import waiting  # not on other databases
+
     return waiting.wait(work, raw.pgconn.socket, INTERVAL)
 
 
