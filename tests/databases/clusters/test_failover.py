@@ -118,6 +118,21 @@ def test_without_its_answer_nothing_is_confirmed(started: Any) -> None:
         assert kept() == [["before", "unheard"]] * 2
 
 
+def test_a_restarted_primary_confirms_what_waited(started: Any) -> None:
+    """A limit: a retry is then answered with a replay, and a failover would lose that order."""
+    with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
+        pair.standby.stop()
+        unheard = pool.submit(isolated(place_order), "unheard")
+        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
+        pair.primary.kill()
+        assert isinstance(unheard.exception(DEADLINE), OperationalError)
+        pair.primary.start(**SYNCHRONOUS)
+        assert place_order("unheard") is True
+        pair.fail_over()
+        assert kept() == [[], []]
+
+
 @pytest.mark.skipif(
     connection.Database.__name__ == "psycopg2", reason="a COMMIT of psycopg2 runs in C, which no signal interrupts"
 )
