@@ -48,16 +48,17 @@ WALK_INDEXES = "SELECT " + ", ".join(
     for name in ("enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
 )
 PURGE = (
-    "WITH expired AS MATERIALIZED (SELECT ctid AS place, {key_hash} AS k, {scope_hash} AS s FROM {table} "
+    "WITH expired AS MATERIALIZED (SELECT ctid AS place, tableoid AS part FROM {table} "
     "WHERE {expired} AND {expires_at} >= %(not_before)s ORDER BY {expires_at} LIMIT %(limit)s FOR UPDATE SKIP LOCKED), "
-    "gone AS (DELETE FROM {table} USING expired WHERE {table}.ctid = expired.place AND {table}.{key_hash} = expired.k "
-    "AND {table}.{scope_hash} = expired.s RETURNING {table}.{id} AS i, k, s, {policy} AS leased, {expires_at} AS until"
+    "gone AS (DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT place FROM expired)) "
+    "AND (tableoid = '{table}'::regclass OR (tableoid, ctid) IN (SELECT part, place FROM expired)) "
+    "RETURNING {id} AS i, {key_hash} AS k, {scope_hash} AS s, {policy} AS leased, {expires_at} AS until"
     "), emptied AS (DELETE FROM {steps} USING gone WHERE leased IS NOT NULL AND {steps}.{step_key} = gone.i "
     "AND {steps}.{key_hash} = gone.k AND {steps}.{scope_hash} = gone.s) "
     "SELECT count(*), max(until) FROM gone"
 )
-"""Delete a batch of expired keys with their steps. A ctid is unique only within one partition, so the hashes are
-also compared. Steps are deleted only for keys that were actually deleted."""
+"""Delete a batch of expired keys with their steps. A ctid is unique only within one partition. In a partitioned table,
+the partition is therefore compared, too. Steps are deleted only for keys that were actually deleted."""
 
 
 RUNNING_SQL = (
