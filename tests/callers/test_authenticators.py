@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Optional, Tuple  # noqa: UP035 (as in older projects)
+from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
@@ -100,7 +101,7 @@ class TestNinja:
 
         from django_idempotency.ninja import idempotent_operation
 
-        api = NinjaAPI(urls_namespace=f"{function}", docs_url=None, openapi_url=None)
+        api = NinjaAPI(urls_namespace=str(uuid4()), docs_url=None, openapi_url=None)
         bearer: Any = type("Bearer", (HttpBearer,), {"authenticate": function})
         api.post("/pay", auth=bearer())(idempotent_operation(**options)(lambda request: {}))
         return path("", api.urls)

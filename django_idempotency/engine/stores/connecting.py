@@ -5,7 +5,6 @@ See Note [An exception at any moment] in `transactions.py`.
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -40,8 +39,8 @@ def commit(connection: Any) -> None:
     server alone. Retries would replay the response of an order that a failover then loses. Without the cancellation,
     the server goes on waiting, and keeps the key's lock.
     """
-    raw, psycopg = connection.connection, sys.modules.get("psycopg")
-    if psycopg is None or not isinstance(raw, psycopg.Connection):
+    raw = connection.connection
+    if not hasattr(raw, "pgconn"):  # not psycopg's
         connection.commit()
         return
     try:
