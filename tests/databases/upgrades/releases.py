@@ -32,6 +32,7 @@ def previous_release(folder: Path) -> Path:
     made = subprocess.run(["git", "-C", ROOT, "archive", PREVIOUS, "django_idempotency"], capture_output=True)
     if made.returncode:
         pytest.skip(f"NOT RUN: the code of 0.4.0 is in the history, which isn't here: {made.stderr.decode().strip()}")
+    folder.mkdir(parents=True, exist_ok=True)
     # Debian's Python 3.11.2 has no filter for its own `tarfile`, and newer ones warn without one.
     subprocess.run(["tar", "-x", "-C", folder], input=made.stdout, check=True)
     return folder
