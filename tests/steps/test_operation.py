@@ -186,6 +186,22 @@ def test_without_a_key_a_function_leaves_the_event_loop_as_well(step: str) -> No
     assert (Order.objects.get(), order.reference, awaited) == (order, "unkeyed", "awaited")
 
 
+@pytest.mark.parametrize("step", ["acall", "afetch"])
+def test_an_awaited_step_inside_another_one_is_refused(step: str) -> None:
+    """As a step that isn't awaited. Afterwards, the outer step has ended."""
+    operation = Operation(None, journal=MemoryJournal("default", 60, "pay"))
+
+    async def inner() -> None:
+        await operation.acall("inner", lambda: None)
+
+    async def steps() -> Any:
+        with pytest.raises(IdempotencyConfigurationError, match="'inner' was started inside the function of step 'out"):
+            await getattr(operation, step)("outer", inner)
+        return await operation.acall("after", lambda: "after")
+
+    assert async_to_sync(steps)() == "after"
+
+
 # --- names of steps are compared byte by byte on every database
 
 
