@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.interrupts.strikes.engine import Run
 from tests.interrupts.strikes.scenarios import Problems, Scenario, one_order
 from tests.shopapp.models import Order
 
-CHARGES: list[tuple[str, str]] = []
+CHARGES: defaultdict[str, list[str]] = defaultdict(list)
 """What the gateway got: the reference of each charge and its derived key."""
 LEASE = 60
 
@@ -27,7 +28,7 @@ def once(work: Callable[..., Any], key: str, **options: Any) -> Any:
 
 
 def gateway(key: str, derived: str) -> dict[str, str]:
-    CHARGES.append((key, derived))
+    CHARGES[key].append(derived)
     return {"id": derived}
 
 
@@ -168,7 +169,7 @@ def counted(key: str, run: Run) -> Problems:
 
 def charges(key: str) -> list[str]:
     """The derived key of each call that the gateway got for this reference."""
-    return [derived for charged, derived in CHARGES if charged == key]
+    return CHARGES.get(key, [])
 
 
 def one_charge(key: str) -> Problems:
