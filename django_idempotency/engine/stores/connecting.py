@@ -1,4 +1,4 @@
-"""How does a connection open and commit, and how is it closed if an exception may have left it unusable?
+"""How are connections opened, committed, and closed if an exception may have left them unusable?
 
 See Note [An exception at any moment] in `transactions.py`.
 """
@@ -32,22 +32,24 @@ def opened(connection: Any) -> None:
 
 
 def commit(connection: Any) -> None:
-    """Send COMMIT by itself. No exception that interrupts the wait cancels it.
+    """Commit, unless a message has already sent COMMIT. If an exception interrupts the wait, nothing is cancelled.
 
-    psycopg cancels what it waits for after Ctrl-C and, in newer versions, after SystemExit, with which gunicorn ends a
-    worker that takes too long. If the server waits for its standby, a cancelled COMMIT takes effect at once, on this
-    server alone. Retries would replay the response of an order that a failover then loses. Without the cancellation,
-    the server goes on waiting, and keeps the key's lock.
+    After Ctrl-C and, in newer versions, SystemExit, psycopg cancels the statement that it is waiting for. gunicorn
+    stops slow workers with SystemExit. If a COMMIT is cancelled while it waits for a standby, it still takes effect,
+    but only on this server: retries would get a replay, and a failover would then lose the order. If it is not
+    cancelled, the server keeps waiting, and the key stays locked.
     """
     raw = connection.connection
-    if not hasattr(raw, "pgconn"):  # not psycopg's
+    if (pgconn := getattr(raw, "pgconn", None)) is None:  # not psycopg's
         connection.commit()
-        return
-    try:
-        vars(raw)["wait"] = partial(wait_without_cancel, raw)
-        connection.commit()
-    finally:
-        vars(raw).pop("wait", None)
+    elif not pgconn.transaction_status:  # a message has sent COMMIT, so only set what Django sets after a COMMIT
+        connection.errors_occurred, connection.run_commit_hooks_on_set_autocommit_on = False, True
+    else:
+        try:
+            vars(raw)["wait"] = partial(wait_without_cancel, raw)
+            connection.commit()
+        finally:
+            vars(raw).pop("wait", None)
 
 
 def wait_without_cancel(raw: Any, work: Any) -> Any:

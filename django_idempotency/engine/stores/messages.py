@@ -124,7 +124,7 @@ def end_while(connection: Any, work: Callable[[], T]) -> T:
         try:
             return work()
         finally:
-            _received(raw, commits=True)  # nothing was written, so it doesn't matter how the COMMIT ends
+            _received(raw)  # nothing was written, so it doesn't matter how the COMMIT ends
     except psycopg.Error:
         with connection.wrap_database_errors:
             raise
@@ -230,12 +230,12 @@ def _send(connection: Any, message: bytes, *, commits: bool = False) -> list[Any
             raise
 
 
-def _received(raw: Any, message: bytes | None = None, *, commits: bool) -> list[Any]:
+def _received(raw: Any, message: bytes | None = None, *, commits: bool = False) -> list[Any]:
     """Send the message, if there is one, and return all results. Signals are handled while this function waits.
 
-    If an exception interrupts the wait, the server is asked to cancel the message. Without this, a claim that carries
-    its COMMIT could still take effect, although nobody does its work. A message that `commits` a result is never
-    cancelled: see `commit` in `connecting.py`.
+    If an exception interrupts the wait, the server is asked to cancel the message. Otherwise, a claim that was sent
+    with its COMMIT could still be committed, and the key would stay claimed without a worker. With `commits`, the
+    message may store a result, and is never cancelled. See `commit` in `connecting.py`.
 
     psycopg's own wait takes 20 µs longer than libpq's. If the answer arrives quickly, the wait in this function takes
     only 10 µs longer.

@@ -133,10 +133,7 @@ class Transaction:
             self.roll_back()
         elif self.is_outermost:
             forget_blocks(connection)
-            if (pgconn := getattr(connection.connection, "pgconn", None)) is None or pgconn.transaction_status:
-                commit(connection)
-            else:  # a message has sent COMMIT, so only set what Django sets after a COMMIT
-                connection.errors_occurred, connection.run_commit_hooks_on_set_autocommit_on = False, True
+            commit(connection)
             connection.set_autocommit(True)
         else:
             self.block.__exit__(None, None, None)

@@ -61,6 +61,10 @@ class Pair:
         wanted = "sync" if "synchronous_standby_names" in self._settings else "async"
         return self.primary.execute("SELECT sync_state FROM pg_stat_replication") == [(wanted,)]
 
+    def await_waiting_commit(self) -> None:
+        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        eventually("a COMMIT to wait for the standby", lambda: self.primary.execute(found))
+
     def fail_over(self) -> None:
         """Kill the primary, and put the standby in charge."""
         self.primary.kill()
@@ -109,8 +113,7 @@ def test_without_its_answer_nothing_is_confirmed(started: Any) -> None:
         place_order("before")
         pair.standby.stop()
         unheard = pool.submit(isolated(place_order), "unheard")
-        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
+        pair.await_waiting_commit()
         pair.fail_over()
         assert isinstance(unheard.exception(DEADLINE), OperationalError)
         assert kept() == [["before"], ["before"]]
@@ -123,8 +126,7 @@ def test_a_restarted_primary_confirms_what_waited(started: Any) -> None:
     with started(**SYNCHRONOUS) as pair, ThreadPoolExecutor(1) as pool:
         pair.standby.stop()
         unheard = pool.submit(isolated(place_order), "unheard")
-        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
+        pair.await_waiting_commit()
         pair.primary.kill()
         assert isinstance(unheard.exception(DEADLINE), OperationalError)
         pair.primary.start(**SYNCHRONOUS)
@@ -160,8 +162,7 @@ def test_an_exception_during_the_wait_confirms_nothing(
         raise kind
 
     def strike() -> None:
-        found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        eventually("a COMMIT to wait for the standby", lambda: pair.primary.execute(found))
+        pair.await_waiting_commit()
         os.kill(os.getpid(), signal.SIGUSR1)
         if lease is not None:
             releasing = "SELECT pid FROM pg_locks WHERE NOT granted"
